@@ -1,0 +1,1 @@
+"""Builds the one Faust application. Imports no agent."""

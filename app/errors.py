@@ -1,0 +1,74 @@
+"""Every error the application raises on purpose.
+
+    HeadraceError
+    ├── SettingsError             a setting is wrong; names the field, what was given, what is allowed
+    ├── BrokerError               the embedded or an external Kafka can't serve us
+    ├── StateError                local state or its changelog can't be trusted; says what to do
+    ├── OutputError               an output can't be written (too large, refused)
+    └── ModelError                a model call failed; `retryable` decides what happens next
+        ├── ModelUnavailable      retryable: time-out, reset, 429, 5xx, not reachable
+        └── ModelRefused          not retryable: 400, 401, 403, 404, quota used up
+
+The class and its attributes decide what is done; nothing matches on message text.
+"""
+
+__all__ = [
+    "BrokerError",
+    "HeadraceError",
+    "ModelError",
+    "ModelRefused",
+    "ModelUnavailable",
+    "OutputError",
+    "SettingsError",
+    "StateError",
+]
+
+
+class HeadraceError(Exception):
+    """Base class. `retryable` is True when the same attempt may succeed later."""
+
+    retryable: bool = False
+    retry_after_s: float | None = None
+
+
+class SettingsError(HeadraceError):
+    """A setting is wrong. Raised at start, before anything is read or written."""
+
+
+class BrokerError(HeadraceError):
+    """Kafka can't be started or reached, or lacks what we need."""
+
+    retryable = True
+
+
+class StateError(HeadraceError):
+    """State and input don't fit together (recreated input, lost state, foreign folder)."""
+
+
+class OutputError(HeadraceError):
+    """An output can't be written."""
+
+
+class ModelError(HeadraceError):
+    """A model call failed.
+
+    Args:
+        message: what happened, without prompt or answer text.
+        status: the HTTP status, if there was an answer.
+        retry_after_s: how long the provider asks to be left alone, in seconds.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class ModelUnavailable(ModelError):
+    """Time-out, connection error, 429 or 5xx: the same call may succeed later."""
+
+    retryable = True
+
+
+class ModelRefused(ModelError):
+    """400, 401, 403, 404 or an exhausted account: the same call will fail again."""

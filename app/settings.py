@@ -1,0 +1,464 @@
+"""One settings tree: built-in defaults, then `headrace.toml`, then `HEADRACE_SECTION__FIELD` in the environment.
+
+Every field says its unit and the reason for its default. The tree is frozen and checked as a whole when it is loaded,
+so that nothing starts on a mistake. Secrets come from the environment only and never from the file.
+"""
+
+import functools
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from app.errors import SettingsError
+
+__all__ = [
+    "CategorySettings",
+    "ClassifySettings",
+    "Condition",
+    "DeliverySettings",
+    "IngestSettings",
+    "KafkaSettings",
+    "LightSettings",
+    "LlmSettings",
+    "NoiseRule",
+    "Settings",
+    "SourceSettings",
+    "TaskRule",
+    "TaskSettings",
+    "WebSettings",
+    "load",
+]
+
+SECRETS = ("kafka.password", "llm.api_key", "web.token")
+"""Fields that may come from the environment only."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+"""Letters, digits, `.`, `_` and `-`: it becomes part of topic names, metrics labels and file names."""
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, and an unknown field is a mistake, not a wish."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(Section):
+    """How to reach Kafka, and what our topics look like."""
+
+    bootstrap_servers: str = Field("127.0.0.1:9092", description="host:port, several divided by commas.")
+    topic_prefix: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,60}$",
+        description="Put before every topic of ours and before the consumer group, so that deployments can share a "
+        "cluster. Topics of your own sources are taken as written.",
+    )
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="As in Kafka's own clients."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "PLAIN", description="Used when security_protocol starts with SASL."
+    )
+    username: str = Field("", description="SASL user.")
+    password: SecretStr = Field(SecretStr(""), description="SASL password. From the environment only.")
+    ssl_ca_file: Path | None = Field(None, description="PEM of the CA that signed the brokers; unset: the system's.")
+    ssl_cert_file: Path | None = Field(None, description="PEM client certificate, for mutual TLS.")
+    ssl_key_file: Path | None = Field(None, description="PEM key of the client certificate.")
+    manage_topics: Literal["create", "check"] = Field(
+        "create", description="create: missing topics of ours are made; check: they must be there, and are only checked."
+    )
+    partitions: int = Field(
+        4, ge=1, le=1000, description="Partitions of topics we make. 24 suits production; it can't be lowered later."
+    )
+    replication: int = Field(1, ge=1, le=9, description="Replicas of topics we make. 3 in production, 1 on one broker.")
+    standby_replicas: int = Field(
+        0, ge=0, le=5, description="Workers that keep a warm copy of each partition's state, beside the owner."
+    )
+    session_timeout_s: float = Field(
+        15.0, ge=6, le=300, description="A worker silent this long loses its partitions; below it a pause is survived."
+    )
+    max_poll_interval_s: float = Field(
+        300.0, ge=30, description="Kafka's default. Slow work is a queue in State, so it needs no more."
+    )
+    request_timeout_s: float = Field(40.0, ge=10, description="One request to a broker. Above session_timeout_s.")
+    fetch_max_bytes: int = Field(5 << 20, ge=1 << 16, description="Bytes a fetch may bring for all partitions.")
+    partition_fetch_bytes: int = Field(
+        1 << 20, ge=1 << 16, description="Bytes a fetch may bring for one partition; holds about 2,500 usual events."
+    )
+    max_message_bytes: int = Field(
+        1_048_588, ge=1024, description="The brokers' message.max.bytes: what is larger is refused before it is sent."
+    )
+    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        "none", description="Of what we write. none costs the least CPU; lz4 or zstd where the network is the limit."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.security_protocol.startswith("SASL") and not self.username:
+            raise ValueError(f"kafka.username is needed with security_protocol {self.security_protocol}")
+        if (self.ssl_cert_file is None) != (self.ssl_key_file is None):
+            raise ValueError("kafka.ssl_cert_file and kafka.ssl_key_file go together")
+        if self.request_timeout_s <= self.session_timeout_s:
+            raise ValueError(
+                f"kafka.request_timeout_s ({self.request_timeout_s}) must be above kafka.session_timeout_s "
+                f"({self.session_timeout_s}): a group member that waits for its session must not time out first"
+            )
+        return self
+
+
+class DeliverySettings(Section):
+    """Batches and transactions."""
+
+    batch_records: int = Field(
+        2000, ge=1, le=100_000, description="Most records in one transaction: larger ones cost less each, and wait more."
+    )
+    commit_interval_ms: int = Field(
+        100, ge=0, le=10_000, description="How long a lane gathers records under light load before it commits. 0: none."
+    )
+    max_input_bytes: int = Field(64 << 20, ge=1 << 20, description="Input held in memory by a worker, all stages.")
+    max_output_bytes: int = Field(32 << 20, ge=1 << 20, description="Output not yet written, all stages.")
+    transaction_timeout_s: float = Field(20.0, ge=5, le=900, description="The broker aborts a transaction after this.")
+    retry_backoff_s: float = Field(0.5, gt=0, le=60, description="First wait of a broken lane; doubles up to 30 s.")
+    stall_timeout_s: float = Field(
+        60.0, ge=10, description="A partition with input and room that doesn't move for this long ends the worker."
+    )
+    block_cache_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB block cache, shared by all partitions.")
+    write_buffer_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB write buffers, all partitions together.")
+
+
+class IngestSettings(Section):
+    """Validation and deduplication."""
+
+    dedup_horizon_s: float = Field(
+        86_400.0, gt=0, description="An event_id seen within this time is a duplicate. 24 h covers a day of retries."
+    )
+    max_event_bytes: int = Field(
+        1_000_000, ge=1000, description="A larger value is a dead letter (too-large), whatever it holds."
+    )
+    max_depth: int = Field(100, ge=5, le=500, description="Deeper nested JSON is a dead letter (too-deep).")
+    max_id_bytes: int = Field(512, ge=16, le=4096, description="A longer event_id is a dead letter (bad-field).")
+    max_future_s: float = Field(
+        86_400.0 * 366, gt=0, description="An event_time further ahead of the broker's clock is a dead letter (bad-time)."
+    )
+
+
+class Condition(Section):
+    """A test on one field of an event; used by noise rules and task rules."""
+
+    field: str = Field(
+        "text",
+        min_length=1,
+        description="event_type, event_id, source_system, entity, text, or a JMESPath into the document "
+        "(`payload.level`; for text sources the names of the pattern).",
+    )
+    op: Literal["equals", "not_equals", "in", "not_in", "matches", "contains", "prefix", "suffix", "less", "greater",
+                "exists", "missing"] = Field("equals", description="matches: a regular expression, searched.")
+    value: str | int | float | bool | list[str | int | float] | None = Field(None, description="What is compared with.")
+    ignore_case: bool = Field(True, description="For matches, contains, prefix and suffix.")
+
+
+class NoiseRule(Section):
+    """Events that meet all conditions go to `sink-noise` and no further."""
+
+    name: Name
+    when: list[Condition] = Field(min_length=1, description="All must hold.")
+    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
+
+
+class SourceSettings(Section):
+    """A topic, and where in its records the event is."""
+
+    name: Name
+    topic: str = Field(min_length=1, max_length=249, description="As it is called in Kafka.")
+    prefixed: bool = Field(False, description="True: kafka.topic_prefix is put before the topic (the built-in source).")
+    format: Literal["envelope", "json", "cloudevents", "text"] = Field(
+        "envelope",
+        description="envelope: ours (event_id, event_type, event_time, payload ...); json: any JSON, mapped by JMESPath; "
+        "cloudevents: structured or binary; text: one line a record, read by `pattern`.",
+    )
+    event_id: str = Field("", description="JMESPath (json) or group name (text) of the id.")
+    fingerprint: list[str] = Field(
+        default_factory=list, description="Instead of event_id: paths whose values, hashed, are the id."
+    )
+    event_type: str = Field("", description="Path of the type; or, with a leading `=`, a constant (`=access`).")
+    event_time: str = Field("", description="Path of the time; empty: the record's own timestamp.")
+    time_unit: Literal["ms", "s", "us", "ns", "rfc3339", "auto", "strptime"] = Field(
+        "auto", description="auto: RFC 3339 text, or a number in ms. Others as named."
+    )
+    time_format: str = Field("", description="For time_unit strptime, e.g. `%d/%b/%Y:%H:%M:%S %z`.")
+    timezone: str = Field("UTC", description="IANA zone of times that carry none.")
+    entity: str = Field("", description="Path of the entity; empty: the record's key.")
+    text: str = Field("", description="Path of the text to classify; or a template with {paths} (`{method} {path}`).")
+    source_system: str = Field("", description="Path, or a constant with a leading `=`; empty: the source's name.")
+    trace_id: str = Field("", description="Path of a trace id; empty: taken from traceparent if there is one.")
+    pattern: str = Field(
+        "", description="text only: `combined` (Apache/nginx access log), `syslog`, `line`, or a regular expression with "
+        "named groups."
+    )
+    types: list[str] = Field(default_factory=list, description="Event types let through; empty: all.")
+    start: str = Field(
+        "earliest", description="Where a new group begins: earliest, latest, or an RFC 3339 time."
+    )
+    rekey: bool = Field(
+        False, description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
+        "take a hop by event_id first. Records without a key always do."
+    )
+
+
+class CategorySettings(Section):
+    """One possible answer of a task."""
+
+    id: Name
+    description: str = Field(min_length=1, description="What belongs here, for the models. Any language.")
+    examples: list[str] = Field(default_factory=list, description="Texts of this category; they sharpen the light tier.")
+
+
+class TaskRule(Section):
+    """A rule that decides an event without a model, or sends it to the deep one."""
+
+    name: Name
+    when: list[Condition] = Field(min_length=1, description="All must hold.")
+    category: str = Field("", description="The answer. Empty with `tier`.")
+    tier: Literal["rule", "deep"] = Field("rule", description="deep: skip the light model.")
+
+
+class TaskSettings(Section):
+    """What is asked about which events."""
+
+    name: Name
+    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
+    types: list[str] = Field(default_factory=list, description="Event types; empty: all.")
+    instruction: str = Field(
+        "Classify each message by what it is about.", description="First line of the deep model's prompt."
+    )
+    categories: list[CategorySettings] = Field(min_length=2)
+    rules: list[TaskRule] = Field(default_factory=list, description="In order; the first that holds decides.")
+    light_threshold: float | None = Field(
+        None, ge=0, le=1, description="Light answers below this confidence go to the deep model; unset: light.threshold."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        ids = [c.id for c in self.categories]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"task {self.name}: category ids must differ, given {ids}")
+        for rule in self.rules:
+            if rule.tier == "rule" and rule.category not in ids:
+                raise ValueError(
+                    f"task {self.name}, rule {rule.name}: category {rule.category!r} isn't one of {', '.join(ids)}"
+                )
+        return self
+
+
+class LightSettings(Section):
+    """The light tier: a sentence encoder on the CPU, against the category descriptions."""
+
+    enabled: bool = Field(True, description="False: what no rule decides goes straight to the deep model.")
+    threshold: float = Field(
+        0.6, ge=0, le=1, description="Confidence from which a light answer stands. Set so that the demo stream ends about "
+        "30% by rule, 50% light, 20% deep."
+    )
+    batch: int = Field(16, ge=1, le=256, description="Texts a call: 23 ms each on one core, so 16 keep others waiting 0.4 s.")
+    threads: int = Field(1, ge=1, le=64, description="Threads of the encoder.")
+    max_chars: int = Field(2000, ge=50, description="Longer texts are cut: the encoder reads 512 tokens.")
+
+
+class LlmSettings(Section):
+    """The deep tier's server: anything that speaks the OpenAI API."""
+
+    base_url: str = Field(
+        "http://127.0.0.1:8090/v1", pattern=r"^https?://", description="Up to and with /v1. The default is `headrace llm`."
+    )
+    model: str = Field("smollm2-135m-instruct", min_length=1, description="As the server names it.")
+    api_key: SecretStr = Field(SecretStr(""), description="From the environment only (HEADRACE_LLM__API_KEY).")
+    concurrency: int = Field(10, ge=1, le=1000, description="Calls in flight a worker.")
+    batch_items: int = Field(20, ge=1, le=100, description="Events a call: 20 cut prompt tokens about 8 times.")
+    batch_wait_ms: int = Field(500, ge=0, le=60_000, description="An event waits at most this long for company.")
+    max_item_chars: int = Field(2000, ge=50, description="A longer text is cut (never inside a character).")
+    connect_timeout_s: float = Field(5.0, gt=0, description="To open a connection.")
+    timeout_s: float = Field(60.0, gt=0, le=600, description="A whole call, slow drips included.")
+    max_retries: int = Field(2, ge=0, le=10, description="After the first call, on retryable failures.")
+    retry_backoff_s: float = Field(0.5, gt=0, description="First wait between retries; doubles, with jitter.")
+    max_retry_after_s: float = Field(300.0, gt=0, description="A longer Retry-After is cut to this.")
+    json_schema: bool = Field(
+        True, description="Ask for structured output; a server that refuses it is asked without, and that is remembered."
+    )
+    temperature: float = Field(0.0, ge=0, le=2)
+    price_prompt_usd: float = Field(0.0, ge=0, description="US dollars per million prompt tokens.")
+    price_completion_usd: float = Field(0.0, ge=0, description="US dollars per million completion tokens.")
+
+
+class ClassifySettings(Section):
+    """The queue of open work in State behind the model tiers."""
+
+    max_open: int = Field(
+        5000, ge=20, description="Open items a partition: at the bound the lane stops taking input, Kafka keeps the rest."
+    )
+    retry_s: float = Field(5.0, gt=0, description="First wait of an item whose server failed; doubles.")
+    max_retry_s: float = Field(60.0, gt=0, description="Longest wait between two tries of an item.")
+    trace_horizon_s: float = Field(86_400.0, gt=0, description="How long `headrace trace` knows an answered event.")
+
+
+class WebSettings(Section):
+    """Each worker's own web port: table state as JSON, metrics, health."""
+
+    host: str = Field("127.0.0.1", description="Loopback. Anything else needs web.token.")
+    port: int = Field(6066, ge=0, le=65535, description="The next free port is taken when it is in use. 0: any.")
+    token: SecretStr = Field(SecretStr(""), description="Bearer token. From the environment only.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.token.get_secret_value():
+            raise ValueError(f"web.host {self.host} is reachable by others: set HEADRACE_WEB__TOKEN, or use 127.0.0.1")
+        return self
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = Field("text", description="json: one object a line, with keys, never payloads.")
+
+
+class Settings(BaseSettings):
+    """The whole tree."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="HEADRACE_", env_nested_delimiter="__", frozen=True, extra="ignore", nested_model_default_partial_update=True
+    )
+
+    data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
+    role: Literal["all", "ingest", "classify"] = Field(
+        "all", description="Which stages this worker runs; each role is a consumer group of its own."
+    )
+    kafka: KafkaSettings = KafkaSettings()
+    delivery: DeliverySettings = DeliverySettings()
+    ingest: IngestSettings = IngestSettings()
+    sources: list[SourceSettings] = Field(default_factory=list)
+    noise: list[NoiseRule] = Field(default_factory=list)
+    tasks: list[TaskSettings] = Field(default_factory=list)
+    light: LightSettings = LightSettings()
+    llm: LlmSettings = LlmSettings()
+    classify: ClassifySettings = ClassifySettings()
+    web: WebSettings = WebSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for what, names in (
+            ("sources", [s.name for s in self.sources]),
+            ("noise", [n.name for n in self.noise]),
+            ("tasks", [t.name for t in self.tasks]),
+        ):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what}: names must differ, given {', '.join(names)}")
+        topics = [s.topic for s in self.sources]
+        if len(set(topics)) != len(topics):
+            raise ValueError(f"sources: each topic may be read by one source, given {', '.join(topics)}")
+        known = {s.name for s in self.sources}
+        for rule in (*self.noise, *self.tasks):
+            for name in rule.sources:
+                if name not in known:
+                    raise ValueError(f"{rule.name}: source {name!r} isn't declared; there are {', '.join(known)}")
+        return self
+
+    def topic(self, name: str) -> str:
+        """The full name of a topic of ours."""
+        return self.kafka.topic_prefix + name
+
+    def source_topic(self, source: SourceSettings) -> str:
+        """The full name of a source's topic: as written, or with our prefix where the source says so."""
+        return self.topic(source.topic) if source.prefixed else source.topic
+
+
+def load(path: Path | None = None) -> Settings:
+    """Reads the built-in defaults, the file and the environment, in that order.
+
+    Lists (sources, noise, tasks) of the file replace the built-in ones as a whole.
+
+    Args:
+        path: the TOML file; unset: `HEADRACE_CONFIG`, else `headrace.toml` in the current folder if it is there.
+
+    Raises:
+        SettingsError: the file can't be read, or a field is wrong. Not retryable.
+    """
+    chosen = path or (Path(os.environ["HEADRACE_CONFIG"]) if os.environ.get("HEADRACE_CONFIG") else None)
+    tree = dict(_defaults())
+    if chosen is None and Path("headrace.toml").is_file():
+        chosen = Path("headrace.toml")
+    if chosen is not None:
+        given = _read(chosen)
+        _refuse_secrets(given, chosen)
+        tree.update(given)
+    _refuse_unknown_environment()
+    try:
+        return Settings(**tree)
+    except ValidationError as error:
+        raise SettingsError(_explain(error, chosen)) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: can't be read ({error.strerror}); set HEADRACE_CONFIG to the right path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The built-in sources, noise rules and tasks: the demo of a shop, in the same language as a user's own file."""
+    return tomllib.loads((Path(__file__).parent / "defaults.toml").read_text(encoding="utf-8"))
+
+
+def _refuse_secrets(tree: dict[str, Any], path: Path) -> None:
+    for dotted in SECRETS:
+        section, field = dotted.split(".")
+        part = tree.get(section)
+        if isinstance(part, dict) and part.get(field):
+            raise SettingsError(
+                f"{path}: {dotted} is a secret and isn't read from a file; set HEADRACE_{section.upper()}__{field.upper()}"
+            )
+
+
+def _refuse_unknown_environment() -> None:
+    fields = Settings.model_fields
+    for name in os.environ:
+        if not name.startswith("HEADRACE_") or name in ("HEADRACE_CONFIG", "HEADRACE_CACHE_DIR"):
+            continue
+        if name.startswith("HEADRACE_TEST_"):
+            continue
+        section = name.removeprefix("HEADRACE_").split("__")[0].lower()
+        if section not in fields:
+            raise SettingsError(
+                f"environment variable {name}: there is no setting {section!r}; allowed are {', '.join(sorted(fields))}"
+            )
+
+
+def _explain(error: ValidationError, path: Path | None) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"]) or "settings"
+        given = item.get("input")
+        secret = where in SECRETS
+        shown = "" if secret or isinstance(given, dict) or given is None else f", given {given!r}"
+        allowed = (item.get("ctx") or {}).get("expected")
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "there is no such setting"
+        lines.append(f"  {where}{shown}: {message}" + (f" (allowed: {allowed})" if allowed and allowed not in message else ""))
+    origin = f"{path} and the environment" if path else "the environment"
+    return f"settings from {origin}:\n" + "\n".join(lines)

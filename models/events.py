@@ -1,0 +1,94 @@
+"""Shapes of the hot path: what a source makes of a record, and what is passed between stages (msgspec)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+__all__ = ["Answer", "Bad", "Event", "Headers", "ModelRequest", "Origin", "Record"]
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(Protocol):
+    """What we need of a consumed Kafka record (aiokafka's ConsumerRecord has it)."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Event(msgspec.Struct, gc=False, kw_only=True):
+    """One valid event, as a source read it. The raw bytes stay with the record and are passed on unchanged."""
+
+    event_id: str
+    event_type: str
+    event_time_ms: int
+    """Event time in milliseconds since the epoch."""
+    entity: str
+    """The user, device or host: the record's key, else the mapped field, else the event id."""
+    source_system: str = ""
+    trace_id: str = ""
+    text: str = ""
+    """What a model is asked about; empty when no task needs it. Always valid Unicode (no lone surrogates)."""
+    fields: dict[str, object] = msgspec.field(default_factory=dict)
+    """Values at the paths that rules ask for (see `app.logic.rules.Condition`)."""
+
+
+class Bad(msgspec.Struct, gc=False, kw_only=True):
+    """A record that is no valid event. It goes to the dead letter topic, byte for byte."""
+
+    reason: str
+    """One of `app.sources.reasons`: a stable word for headers, metrics and grouping."""
+    message: str
+    """For a person: what is wrong and what to do. Never holds payload text."""
+    field: str = ""
+    """The field at fault, as the source's mapping names it; empty when it is the whole record."""
+
+
+class Origin(msgspec.Struct, array_like=True, gc=False):
+    """Where an event came from."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class ModelRequest(msgspec.Struct, kw_only=True):
+    """One event on `model-requests`: no rule decided it. JSON, so that others can read it."""
+
+    event_id: str
+    event_type: str
+    event_time_ms: int
+    entity: str
+    task: str
+    text: str
+    source: Origin
+    trace_id: str = ""
+    received_ms: int
+    """When Kafka appended the raw record, ms since the epoch: results carry the latency from here."""
+    skip_light: bool = False
+    """A rule asked for the deep model."""
+    hint: str = ""
+    """The name of the rule that asked for it."""
+
+
+class Answer(msgspec.Struct, kw_only=True, frozen=True):
+    """What a tier decided for one event."""
+
+    category: str
+    confidence: float
+    """0 to 1. Rules give 1.0; the deep tier reports 1.0 for a checked answer unless the model gives its own."""
+    model: str = ""
+    model_version: str = ""
+    prompt_version: str = ""
+    prompt_tokens: int = 0
+    """This event's share of the call's prompt tokens, rounded up."""
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    latency_ms: int = 0
+    """Time of the model call that gave the answer."""
