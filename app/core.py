@@ -1,1 +1,204 @@
-"""Builds the one Faust application. Imports no agent."""
+"""Builds the one Faust application. Imports no agent.
+
+`app` is made when this module is imported, from the settings, without any input or output; Kafka is asked for the first
+time when a worker starts (`App.on_first_start`).
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO, Any
+
+import faust
+from faust.types import AppT
+
+from app import topics
+from app.delivery import transport
+from app.delivery.runtime import Delivery
+from app.delivery.stage import Logic, Stage
+from app.delivery.state import BatchSchema, State
+from app.delivery.maps import Map
+from app.errors import SettingsError, StateError
+from app.kafka import ssl_context
+from app.settings import Settings, load
+
+__all__ = ["App", "add_stage", "app", "settings"]
+
+log = logging.getLogger("headrace")
+
+HEARTBEATS_PER_SESSION = 5
+"""Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
+PORTS_TRIED = 50
+
+
+class App(faust.App):  # type: ignore[misc]
+    """The Faust app, with the delivery layer attached."""
+
+    delivery: Delivery
+    settings: Settings
+    started_at: float
+    closers: list[Callable[[], Awaitable[None]]]
+    """Called when the worker stops, after its lanes are closed."""
+    _lock_file: IO[str] | None = None
+
+    async def on_first_start(self) -> None:
+        """Takes the data folder, makes or checks topics, and learns how many partitions each has."""
+        self.started_at = time.time()
+        self.lock_folder()
+        counts = await topics.ensure(self.settings)
+        self.delivery.partitions.update(counts)
+        for stage in self.delivery.stages.values():
+            self._fit_state(stage.state, counts[stage.topic])
+        self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
+        await super().on_first_start()
+        self.delivery.watch(self.delivery.supervise(), "supervisor")
+
+    async def on_stop(self) -> None:
+        await self.delivery.close_lanes()
+        for close in self.closers:
+            await close()
+        await super().on_stop()
+
+    @staticmethod
+    def _fit_state(state: State, partitions: int) -> None:
+        """State is split as its input is."""
+        state.partitions = partitions
+        state.changelog_topic.partitions = partitions
+
+    def lock_folder(self) -> None:
+        """One worker a data folder.
+
+        Raises:
+            StateError: another worker has it; names the folder and its process.
+        """
+        folder = Path(self.conf.datadir)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "worker.lock"
+        file = path.open("a+", encoding="ascii")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise StateError(
+                f"data folder {folder} is in use by the worker with process id {holder}; give this one a folder of its "
+                "own, for example HEADRACE_DATA_DIR=data/worker-2"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._lock_file = file
+
+
+def free_port(host: str, wanted: int) -> int:
+    """The wanted port, or the next free one above it; 0 is any.
+
+    Raises:
+        SettingsError: 50 ports in a row are taken.
+    """
+    for port in range(wanted, min(wanted + PORTS_TRIED, 65536)) if wanted else [0]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise SettingsError(f"web.port: {wanted} to {wanted + PORTS_TRIED - 1} on {host} are all taken; set another")
+
+
+def build(settings: Settings) -> App:
+    """Makes the Faust app from the settings. No input or output."""
+    transport.register()
+    delivery = Delivery(settings)
+    kafka = settings.kafka
+    name = settings.topic("headrace") + ("" if settings.role == "all" else f"-{settings.role}")
+    context: ssl.SSLContext | None = ssl_context(kafka)
+    built = App(
+        name,
+        broker=[f"kafkabatch://{server.strip()}" for server in kafka.bootstrap_servers.split(",")],
+        broker_credentials=None,
+        ssl_context=context,
+        store="headrace://",
+        datadir=str(settings.data_dir / "worker"),
+        autodiscover=False,
+        topic_disable_leader=True,
+        topic_allow_declare=kafka.manage_topics == "create",
+        topic_partitions=kafka.partitions,
+        topic_replication_factor=kafka.replication,
+        table_standby_replicas=kafka.standby_replicas,
+        stream_buffer_maxsize=64,  # batches, not events: lanes bound what they hold by credit
+        broker_session_timeout=kafka.session_timeout_s,
+        broker_heartbeat_interval=kafka.session_timeout_s / HEARTBEATS_PER_SESSION,
+        broker_rebalance_timeout=max(60.0, kafka.session_timeout_s * 2),
+        broker_request_timeout=kafka.request_timeout_s,
+        broker_max_poll_interval=kafka.max_poll_interval_s,
+        producer_request_timeout=kafka.request_timeout_s,
+        web_bind=settings.web.host,
+        web_host=settings.web.host,
+        web_port=settings.web.port,
+        web_cors_options=None,
+        logging_config=logging_config(settings),
+    )
+    built.settings, built.delivery, built.closers = settings, delivery, []
+    delivery.attach(built)
+    return built
+
+
+def logging_config(settings: Settings) -> dict[str, Any]:
+    """Our own set-up: Faust's makes the root logger DEBUG at any level above info."""
+    level = settings.log.level.upper()
+    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    formatter = {"()": "app.logs.JsonFormatter"} if settings.log.format == "json" else {"format": text}
+    quiet = {"level": "WARNING" if level != "DEBUG" else "DEBUG"}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"default": formatter},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default"}},
+        "root": {"level": level, "handlers": ["stderr"]},
+        "loggers": {"faust": quiet, "mode": quiet, "aiokafka": {"level": "ERROR"}, "aiohttp.access": {"level": "WARNING"}},
+    }
+
+
+def add_stage(
+    app: AppT, *, name: str, topic: str, logic: Logic, maps: list[Map[Any]], start: str = "earliest", help: str = ""
+) -> Stage:
+    """Declares a stage: its State, and a Faust agent that hands the topic's batches to the lanes.
+
+    Args:
+        app: the application.
+        name: `<stage>` or `<stage>-<source>`; names the State, its changelog and its transactional ids.
+        topic: full name of the input topic.
+        logic: what decides.
+        maps: what the State holds.
+        start: where a new group begins.
+        help: shown by `headrace tables` and `headrace agents`.
+    """
+    assert isinstance(app, App)
+    delivery = app.delivery
+    changelog = f"{delivery.settings.topic('headrace')}-{name}-changelog"
+    state = State(app, name=name, maps=maps, changelog=changelog, partitions=delivery.settings.kafka.partitions, help=help)
+    app.tables.add(state)
+    stage = delivery.add(Stage(delivery, name=name, topic=topic, state=state, logic=logic, start=start))
+    channel = app.topic(topic, schema=BatchSchema(), key_type=bytes, value_type=bytes)
+
+    async def run(stream: Any) -> None:
+        async for event in stream.noack().events():
+            message = event.message
+            delivery.accept(message.topic, message.partition, event.value)
+            event.ack()
+
+    run.__doc__ = help
+    app.agent(channel, name=f"agents.{name}")(run)
+    return stage
+
+
+settings = load()
+app = build(settings)

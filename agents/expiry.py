@@ -1,0 +1,49 @@
+"""Removes what is older than its horizon from a packed map, a little at a time, beside the input."""
+
+from typing import Any
+
+from app.delivery.lane import Lane
+from app.delivery.maps import PackedMap
+from app.delivery.outbox import Outbox
+from app.delivery.state import View
+
+__all__ = ["Expiry"]
+
+EVERY_MS = 10_000
+RECORDS_A_TIME = 50
+"""Packed records a transaction removes: about 100,000 rows at full batches, half a second of work."""
+
+
+class Expiry:
+    """Posts the removal as work without input; each lane has its own pace."""
+
+    def __init__(self, of: PackedMap[Any], horizon_ms: int) -> None:
+        self.of, self.horizon_ms = of, horizon_ms
+        self._next_ms: dict[Lane, int] = {}
+
+    def tick(self, lane: Lane, now_ms: int) -> None:
+        """Called about once a second for every lane that works."""
+        if now_ms < self._next_ms.get(lane, 0):
+            return
+        self._next_ms = {k: v for k, v in self._next_ms.items() if k.ready}
+        self._next_ms[lane] = now_ms + EVERY_MS
+        records = list(self._old(lane.view, now_ms))
+        if records:
+            if len(records) == RECORDS_A_TIME:
+                self._next_ms[lane] = now_ms  # there is more: go on at the next tick
+            lane.post(self._remove)
+
+    def _old(self, view: View, now_ms: int) -> list[tuple[bytes, bytes]]:
+        limit = self.of.age_limit(now_ms - self.horizon_ms)
+        found = []
+        for record, packed in view.scan_rows(self.of.records, self.of.records):
+            if record >= limit or len(found) >= RECORDS_A_TIME:
+                break
+            found.append((record, packed))
+        return found
+
+    def _remove(self, view: View, out: Outbox) -> None:
+        for record, packed in self._old(view, out.now_ms):
+            rows = self.of.unpack(packed)
+            now = view.get_raw(self.of, [key for key, _ in rows])
+            out.expire_packed(self.of, record, packed, now)

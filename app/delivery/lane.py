@@ -1,0 +1,347 @@
+"""A lane: one input partition of one stage, with its own transactional producer, queue, overlay and position.
+
+One transaction at a time, in order; the next batch is computed meanwhile. Any error in a transaction breaks the lane:
+what is in flight is given up, a new producer with the same transactional id fences and settles the old one, State is
+brought up to its changelog, and input is read again behind the marker in State. So a broken lane, an answer that was
+lost, and a crash all end in the same place.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from app import metrics
+from app.delivery.outbox import Outbox
+from app.delivery.positions import Log, locate
+from app.delivery.probe import crc_of, initial_offset, probe, read_tail, record_at
+from app.delivery.state import APPLIED, Applied, View
+from app.delivery.transaction import Transaction, new_producer
+from app.delivery.transport import Fetched
+from app.errors import HeadraceError, OutputError, StateError
+
+if TYPE_CHECKING:
+    from app.delivery.runtime import Delivery
+    from app.delivery.stage import Stage
+
+__all__ = ["Lane", "Work"]
+
+log = logging.getLogger("headrace.delivery")
+
+Work = Callable[[View, Outbox], None]
+"""Work without input (a timer, the answer of a slow call). It may run again after a transaction whose outcome was
+unknown, so it looks into State first whether it is still to be done."""
+
+MAX_BACKOFF_S = 30.0
+CLOSE_GRACE_S = 2.0
+"""A transaction under way at a revoke or stop may take this long to finish; then it is aborted."""
+
+
+class Lane:
+    """Owned by `Delivery`; made at an assignment, closed at the next revoke."""
+
+    def __init__(self, delivery: "Delivery", stage: "Stage", tp: TopicPartition) -> None:
+        self.delivery, self.stage, self.tp = delivery, stage, tp
+        self.view = View(stage.state, tp.partition)
+        self.producer: Any = None
+        self.ready = False
+        self.stopped = ""
+        """Why this partition takes nothing more until somebody acts; empty while all is well."""
+        self.expected = 0
+        """The next offset that a fetch must start at, or before."""
+        self.position = -1
+        """The last offset that a computed batch holds."""
+        self.inbox: deque[Fetched] = deque()
+        self.inbox_records = self.inbox_bytes = 0
+        self.moved_at = time.monotonic()
+        self._posted: deque[Work] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._gap = False
+        self._incarnation = ""
+        self._applied: Applied | None = None
+        self._batch = 0
+        self._last_begin = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._labels = (stage.name, str(tp.partition))
+
+    # -- input ---------------------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """How many records may be fetched now. Read by the consumer's thread."""
+        if not self.ready or self._closing or self.stopped or self._gap:
+            return 0
+        delivery = self.delivery
+        if self.inbox_bytes >= delivery.lane_bytes or self.inbox_records >= 2 * delivery.batch_records:
+            return 0
+        return delivery.batch_records if self.stage.room(self) else 0
+
+    def accept(self, fetched: Fetched) -> None:
+        """Takes what a fetch brought. Anything but the next records in line is read again instead."""
+        if not self.ready or self._closing or self.stopped or self._gap:
+            return
+        if fetched.start > self.expected:
+            self._gap = True  # a seek or a cut log in between: the lane finds out which, and reads again from its position
+        elif fetched.next > self.expected:
+            records = fetched.records
+            if fetched.start < self.expected:
+                records = [r for r in records if r.offset >= self.expected]
+            self.expected = fetched.next
+            if records:
+                self.inbox.append(Fetched(records, fetched.start, fetched.next))
+                self.inbox_records += len(records)
+                self.inbox_bytes += self.inbox[-1].size_bytes
+                if len(self.inbox) == 1:
+                    self.moved_at = time.monotonic()
+        self._wake.set()
+
+    def post(self, work: Work) -> None:
+        """Adds work without input to the next transaction."""
+        if not self._closing:
+            self._posted.append(work)
+            self._wake.set()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Starts the producer: whoever held the partition before can't write any more from here on."""
+        self.producer = await new_producer(self.delivery.settings, self.stage.transactional_id(self.tp.partition))
+
+    def start(self) -> None:
+        """Begins to work; State is restored."""
+        if self._task is None:
+            self._task = self.delivery.watch(self._run(), f"lane {self.stage.name}-{self.tp.partition}")
+
+    async def close(self) -> None:
+        """Finishes or aborts the transaction under way within 2 s; what isn't begun is dropped."""
+        self._closing, self.ready = True, False
+        self.stage.lane_closed(self)
+        self._wake.set()
+        if self._task is not None:
+            done, _ = await asyncio.wait([self._task], timeout=CLOSE_GRACE_S)
+            if not done:
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1.0)
+        if self.producer is not None:
+            self.delivery.stop_producer(self.producer)
+            self.producer = None
+
+    async def _run(self) -> None:
+        backoff = self.delivery.settings.delivery.retry_backoff_s
+        first = True
+        while not self._closing:
+            begun = self._batch
+            try:
+                if not first:
+                    await self._reopen()
+                first = False
+                await self._locate()
+                await self._pump()
+            except asyncio.CancelledError:
+                raise
+            except ProducerFenced:
+                # Somebody started a producer for this partition. If the group gave it away, a revoke comes within the
+                # session timeout and ends this lane; if not, the broker itself ended a transaction, and we go on.
+                self._broke("fenced by another producer", self.delivery.settings.kafka.session_timeout_s)
+                await self._pause(self.delivery.settings.kafka.session_timeout_s)
+            except (KafkaError, HeadraceError, TimeoutError, OSError) as error:
+                if self._batch > begun + 1:
+                    backoff = self.delivery.settings.delivery.retry_backoff_s
+                self._broke(f"{type(error).__name__}: {error}"[:300], backoff)
+                await self._pause(backoff)
+                backoff = min(backoff * 2, MAX_BACKOFF_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._closing:
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    def _broke(self, why: str, wait_s: float) -> None:
+        self.ready = False
+        self.inbox.clear()
+        self.inbox_records = self.inbox_bytes = 0
+        self.view.forget()
+        if not self._closing:
+            metrics.LANE_FAILURES.labels(*self._labels).inc()
+            log.error(
+                "%s, partition %d of %s, offset %d: %s; trying again in %.1f s",
+                self.stage.name, self.tp.partition, self.tp.topic, self.position + 1, why, wait_s,
+            )
+
+    async def _reopen(self) -> None:
+        """A new producer settles the old one's transaction; then State takes over what its changelog got meanwhile."""
+        if self.producer is not None:
+            self.delivery.stop_producer(self.producer)
+        await self.open()
+        state, partition = self.stage.state, self.tp.partition
+        state.store.reopen(partition)  # a database that met a full disk refuses writes until it is opened again
+        changelog = TopicPartition(state.changelog_topic.get_topic_name(), partition)
+        async with probe(self.delivery.settings.kafka) as consumer:
+            end = (await consumer.end_offsets([changelog]))[changelog]
+            begin = (await consumer.beginning_offsets([changelog]))[changelog]
+            start = max(begin, (state.database(partition).changelog_offset or -1) + 1)
+            rows = [(r.key, r.value) async for r in read_tail(consumer, changelog, start, end)]
+            if rows:
+                state.apply(partition, rows, end - 1)
+
+    async def _locate(self) -> None:
+        """Finds the position, and says what doesn't fit."""
+        tp, applied = self.tp, self.stage.state.applied(self.tp.partition)
+        committed = await self.delivery.committed(tp)
+        async with probe(self.delivery.settings.kafka) as consumer:
+            start = (await consumer.beginning_offsets([tp]))[tp]
+            end = (await consumer.end_offsets([tp]))[tp]
+            at_marker = None
+            if applied is not None and start <= applied.offset < end:
+                record = await record_at(consumer, tp, applied.offset, end)
+                at_marker = None if record is None else (record.timestamp, crc_of(record))
+            initial = 0
+            if applied is None:
+                initial = await initial_offset(consumer, tp, self.stage.start, start, end)
+        found = locate(applied, Log(start=start, end=end, committed=committed, at_marker=at_marker, initial=initial))
+        if found.stop:
+            self.stop(found.stop)
+            return
+        if found.notice:
+            log.warning("%s, partition %d of %s: %s", self.stage.name, tp.partition, tp.topic, found.notice)
+        if found.lost:
+            metrics.RECORDS_LOST.labels(*self._labels).inc(found.lost)
+        self._applied = applied
+        self._incarnation = applied.incarnation if applied else uuid.uuid4().hex
+        self.position, self.expected, self._gap = found.next - 1, found.next, False
+        await self.delivery.seek(tp, found.next)
+        self.moved_at = time.monotonic()
+        self.ready = True
+        self.stage.lane_ready(self)
+        self.delivery.room()
+
+    def stop(self, why: str) -> None:
+        """Takes nothing more from this partition, and says so until somebody acts. Others go on."""
+        self.stopped, self.ready = why, False
+        self.delivery.report_stopped(self)
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        committing: asyncio.Task[None] | None = None
+        try:
+            while True:
+                if committing is not None and committing.done():
+                    committing.result()
+                    committing = None
+                if self._closing and committing is None:
+                    return
+                if self._gap:
+                    raise StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
+                wait_s = self._due(committing is not None)
+                if wait_s > 0 or self._closing:
+                    await self._wait(committing, wait_s)
+                    continue
+                transaction = await self._compute()
+                if committing is not None:
+                    await committing
+                self._last_begin = time.monotonic()
+                committing = asyncio.ensure_future(self._commit(transaction))
+                await asyncio.sleep(0)
+        finally:
+            if committing is not None and not committing.done():
+                committing.cancel()
+                await asyncio.wait([committing])
+
+    def _due(self, busy: bool) -> float:
+        """Seconds until the next batch is to be taken; a long time when there is nothing to do."""
+        if self.inbox_records >= self.delivery.batch_records:
+            return 0.0
+        if busy or not (self.inbox or self._posted):
+            return 3600.0
+        return max(0.0, self._last_begin + self.delivery.commit_interval_s - time.monotonic())
+
+    async def _wait(self, committing: asyncio.Task[None] | None, seconds: float) -> None:
+        self._wake.clear()
+        waiting = {asyncio.ensure_future(self._wake.wait())}
+        try:
+            others = {committing} if committing is not None else set()
+            await asyncio.wait(waiting | others, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _take(self) -> list[ConsumerRecord[bytes, bytes]]:
+        """Up to a batch of records."""
+        limit, records = self.delivery.batch_records, []
+        while self.inbox and len(records) < limit:
+            fetched = self.inbox.popleft()
+            self.inbox_records -= len(fetched.records)
+            self.inbox_bytes -= fetched.size_bytes
+            want = limit - len(records)
+            records.extend(fetched.records[:want])
+            if len(fetched.records) > want:
+                rest = Fetched(fetched.records[want:], fetched.start, fetched.next)
+                self.inbox.appendleft(rest)
+                self.inbox_records += len(rest.records)
+                self.inbox_bytes += rest.size_bytes
+        self.delivery.room()
+        return records
+
+    async def _compute(self) -> Transaction:
+        """Decides on the next batch and the work that was posted."""
+        records, posted = self._take(), list(self._posted)
+        self._posted.clear()
+        out = self.stage.decide(records, self) if records else Outbox()
+        for work in posted:
+            work(self.view, out)
+        if records:
+            last = records[-1]
+            self.position = last.offset
+            self._applied = Applied(last.offset, last.timestamp, crc_of(last), self._incarnation)
+            out.changelog[APPLIED] = out.local[APPLIED] = msgspec.msgpack.encode(self._applied)
+        self.delivery.fit(out, self.stage)
+        self._batch += 1
+        self.view.hold(out.local, self._batch)
+        size = out.size_bytes if len(records) > 100 else 0  # small batches aren't worth the sum
+        await self.delivery.reserve_output(size)
+        return Transaction(out, self._batch, len(records), posted, size)
+
+    async def _commit(self, transaction: Transaction) -> None:
+        """Writes a batch: one Kafka transaction, then the same changes locally."""
+        begun = time.monotonic()
+        try:
+            out = transaction.out
+            offset = self.position_of(transaction)
+            end = await transaction.write(self.producer, self.stage, self.tp, offset, self.delivery.group)
+            if end is not None:
+                self.stage.state.database(self.tp.partition).write(out.local.items(), end)
+                self.view.release(out.local, transaction.number)
+            self.stage.committed(self, transaction)
+        except (KafkaError, HeadraceError, TimeoutError, OSError):
+            self._posted.extendleft(reversed(transaction.posted))  # answers that arrived are written by the next try
+            raise
+        finally:
+            self.delivery.release_output(transaction.size_bytes)
+        self.moved_at = time.monotonic()
+        metrics.TRANSACTION_SECONDS.labels(self.stage.name).observe(self.moved_at - begun)
+        if transaction.records:
+            metrics.BATCH_RECORDS.labels(self.stage.name).observe(transaction.records)
+
+    @staticmethod
+    def position_of(transaction: Transaction) -> int | None:
+        """The input offset that a transaction commits, if it has input."""
+        raw = transaction.out.local.get(APPLIED)
+        return None if raw is None else msgspec.msgpack.decode(raw, type=Applied).offset + 1
+
+    @property
+    def idle_reason(self) -> str:
+        """For the stall watch: why nothing has to move, or empty when something should."""
+        if self.stopped:
+            return self.stopped
+        return "" if self.inbox or self._posted else "no input"

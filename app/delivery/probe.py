@@ -1,0 +1,93 @@
+"""Short reads beside the group: log ends, one record, the tail of a changelog."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+
+import aiokafka
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from app.kafka import client_kwargs
+from app.settings import KafkaSettings
+
+__all__ = ["crc_of", "initial_offset", "probe", "read_tail", "record_at"]
+
+READ_TIMEOUT_S = 10.0
+"""A record that must be there comes in milliseconds; a broker that takes longer is treated as not reachable."""
+
+
+def crc_of(record: ConsumerRecord[bytes, bytes]) -> int:
+    return zlib.crc32(record.value or b"")
+
+
+@asynccontextmanager
+async def probe(kafka: KafkaSettings) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
+    """A consumer without a group, read_committed."""
+    consumer = aiokafka.AIOKafkaConsumer(
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        fetch_max_wait_ms=50,
+        **client_kwargs(kafka),
+    )
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def record_at(
+    consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition, offset: int, end: int
+) -> ConsumerRecord[bytes, bytes] | None:
+    """The record at an offset, or None when there is none (any more)."""
+    found = None
+    async for record in read_tail(consumer, tp, offset, min(end, offset + 1)):
+        if record.offset == offset:
+            found = record
+    return found
+
+
+async def read_tail(
+    consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition, start: int, end: int
+) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+    """Committed records from `start` up to but not with `end`.
+
+    Raises:
+        TimeoutError: the broker gave nothing for 10 s. Retryable.
+    """
+    if start >= end:
+        return
+    consumer.assign([tp])
+    consumer.seek(tp, start)
+    loop = asyncio.get_running_loop()
+    last_progress, position = loop.time(), start
+    while True:
+        got = await consumer.getmany(tp, timeout_ms=200)
+        for record in got.get(tp, []):
+            if record.offset >= end:
+                return
+            yield record
+        now_at = await consumer.position(tp)
+        if now_at >= end:
+            return
+        if now_at != position:
+            position, last_progress = now_at, loop.time()
+        elif loop.time() - last_progress > READ_TIMEOUT_S:
+            raise TimeoutError(f"{tp.topic} partition {tp.partition}: nothing read at offset {now_at} for 10 s")
+
+
+async def initial_offset(
+    consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition, start: str, log_start: int, log_end: int
+) -> int:
+    """Where a source's `start` setting points: earliest, latest or an RFC 3339 time."""
+    if start == "earliest":
+        return log_start
+    if start == "latest":
+        return log_end
+    at_ms = int(datetime.fromisoformat(start).timestamp() * 1000)
+    found = (await consumer.offsets_for_times({tp: at_ms})).get(tp)
+    return log_end if found is None else int(found.offset)

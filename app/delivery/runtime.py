@@ -1,0 +1,335 @@
+"""Delivery: all stages and lanes of this worker, their shared limits, and the watch over them."""
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from functools import lru_cache
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from aiokafka.partitioner import murmur2
+from aiokafka.structs import TopicPartition
+
+from app import metrics
+from app.delivery.lane import Lane
+from app.delivery.outbox import Outbox, Send
+from app.delivery.probe import probe, read_tail
+from app.delivery.stage import Stage
+from app.delivery.state import APPLIED, State, decode_applied
+from app.delivery.store import share_memory
+from app.errors import OutputError, StateError
+from app.settings import Settings
+
+__all__ = ["Delivery"]
+
+log = logging.getLogger("headrace.delivery")
+
+LOOP_HANG_S = 20
+"""An event loop that answers nothing for this long is not slow but stuck: the worker ends with a report."""
+REPORT_STOPPED_S = 60.0
+"""A stopped partition says so again this often."""
+EXIT_STUCK = 70
+"""EX_SOFTWARE of sysexits.h."""
+RAW_HEADROOM_BYTES = 64 << 10
+"""Topics that carry a raw record onwards take this much more than the brokers' limit, for our headers."""
+
+
+class Delivery:
+    """The delivery layer of one worker. `app.core` makes it and hangs it on the Faust app."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.app: Any = None
+        self.group = ""
+        self.stages: dict[str, Stage] = {}
+        self.lanes: dict[TopicPartition, Lane] = {}
+        self.batch_records = settings.delivery.batch_records
+        self.commit_interval_s = settings.delivery.commit_interval_ms / 1000
+        self.lane_bytes = settings.delivery.max_input_bytes
+        self.partitions: dict[str, int] = {}
+        """Partition count of every topic we write, filled at start."""
+        self.raw_topics: set[str] = set()
+        self.dead_letter = settings.topic("dead-letter")
+        self._consumer: Any = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._output_bytes = 0
+        self._output_room: asyncio.Condition | None = None
+        self._beat = time.monotonic()
+        share_memory(settings.delivery.block_cache_bytes, settings.delivery.write_buffer_bytes)
+
+    def attach(self, app: Any) -> None:
+        """Joins the Faust app that this serves."""
+        self.app, self.group = app, app.conf.id
+
+    def add(self, stage: Stage) -> Stage:
+        self.stages[stage.topic] = stage
+        return stage
+
+    # -- partitions ------------------------------------------------------------------------------------------------
+
+    def partition_of(self, topic: str, key: bytes | None, fallback: int) -> int:
+        """Kafka's own partition for a key; a record without one goes where its input was, modulo the count.
+
+        Raises:
+            OutputError: the topic isn't known.
+        """
+        count = self.partitions.get(topic)
+        if count is None:
+            raise OutputError(f"topic {topic} isn't there; `headrace check` tells what is missing")
+        return fallback % count if key is None else _murmur2(key, count)
+
+    async def fence(self, assigned: set[Any]) -> None:
+        """Opens a lane for each input partition: from here on nobody else can write for it.
+
+        Called on every assignment, before the changelogs' ends and the committed offsets are read.
+        """
+        await self.close_lanes()
+        mine = [tp for tp in assigned if tp.topic in self.stages]
+        lanes = [Lane(self, self.stages[tp.topic], TopicPartition(tp.topic, tp.partition)) for tp in mine]
+        if lanes:
+            # Half of the budget queues in lanes; the rest is what fetches under way may bring.
+            self.lane_bytes = max(1 << 18, self.settings.delivery.max_input_bytes // 2 // len(lanes))
+        await asyncio.gather(*[lane.open() for lane in lanes])
+        self.lanes = {lane.tp: lane for lane in lanes}
+        await self._check_local_copies(assigned)
+
+    async def _check_local_copies(self, assigned: set[Any]) -> None:
+        """Discards local state that isn't a copy of its changelog: it is rebuilt."""
+        states = {stage.changelog: stage.state for stage in self.stages.values()}
+        changelogs = [TopicPartition(tp.topic, tp.partition) for tp in assigned if tp.topic in states]
+        if not changelogs:
+            return
+        async with probe(self.settings.kafka) as consumer:
+            ends = await consumer.end_offsets(changelogs)
+            starts = await consumer.beginning_offsets(changelogs)
+            whys = {}
+            for tp in changelogs:
+                state = states[tp.topic]
+                whys[tp] = self._why_stale(state, tp.partition, ends[tp]) or await self._why_foreign(
+                    consumer, state, tp, starts[tp], ends[tp]
+                )
+        for tp, why in whys.items():
+            if why:
+                log.warning("%s, partition %d: local state %s; rebuilding it", tp.topic, tp.partition, why)
+                states[tp.topic].store.discard(tp.partition)
+
+    @staticmethod
+    async def _why_foreign(consumer: Any, state: State, tp: TopicPartition, start: int, end: int) -> str:
+        """Compares incarnations with the changelog's next marker; empty when they agree or there is none."""
+        mine = state.applied(tp.partition)
+        if mine is None:
+            return ""
+        begin = max(start, state.database(tp.partition).last_batch_start)
+        async for record in read_tail(consumer, tp, begin, end):
+            if record.key == APPLIED and record.value is not None:
+                theirs = decode_applied(record.value)
+                return "" if theirs.incarnation == mine.incarnation else "belongs to another life of the changelog"
+        return ""
+
+    @staticmethod
+    def _why_stale(state: State, partition: int, end: int) -> str:
+        try:
+            database = state.database(partition)
+            reached, written_ms = database.changelog_offset, database.written_ms
+        except StateError as error:
+            if "lock" in str(error).lower():
+                raise
+            return f"can't be opened ({error})"
+        if reached is None:
+            return ""
+        if reached >= end:
+            return f"has read up to {reached} of a changelog that ends at {end}"
+        half = HALF_DELETE_RETENTION_MS
+        if reached < end - 1 and written_ms is not None and time.time() * 1000 - written_ms > half:
+            return "is older than the changelog keeps deletions"
+        return ""
+
+    async def begin(self, consumer: Any) -> None:
+        """Restore is done: lanes find their positions and start."""
+        self._consumer = consumer
+        self._output_room = self._output_room or asyncio.Condition()
+        for lane in self.lanes.values():
+            lane.start()
+
+    async def committed(self, tp: TopicPartition) -> int | None:
+        return await self._consumer.committed(tp)  # type: ignore[no-any-return]
+
+    async def seek(self, tp: TopicPartition, offset: int) -> None:
+        await self._consumer.seek_wait({tp: offset})
+
+    async def close_lanes(self) -> None:
+        """Revoke or stop: transactions under way finish or are aborted within 2 s."""
+        lanes, self.lanes = self.lanes, {}
+        if lanes:
+            await asyncio.gather(*[lane.close() for lane in lanes.values()])
+
+    def stop_producer(self, producer: Any) -> None:
+        """Ends a producer beside everything else; its open transaction is aborted so that readers don't wait for it."""
+
+        async def stop() -> None:
+            with contextlib.suppress(KafkaError, TimeoutError, OSError):
+                async with asyncio.timeout(3):
+                    if producer._txn_manager.is_in_transaction():
+                        await producer.abort_transaction()
+            with contextlib.suppress(KafkaError, TimeoutError, OSError):
+                async with asyncio.timeout(3):
+                    await producer.stop()
+
+        task = asyncio.ensure_future(stop())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- input -----------------------------------------------------------------------------------------------------
+
+    def room_for(self, tp: Any) -> int:
+        """How many records of a partition may be fetched now. Called from the consumer's thread."""
+        lane = self.lanes.get(tp)
+        return 0 if lane is None else lane.room()
+
+    def accept(self, topic: str, partition: int, fetched: Any) -> None:
+        lane = self.lanes.get(TopicPartition(topic, partition))
+        if lane is not None:
+            lane.accept(fetched)
+
+    def room(self) -> None:
+        """Some lane has room again."""
+        if self._consumer is not None:
+            self._consumer._thread.room()
+
+    # -- output ----------------------------------------------------------------------------------------------------
+
+    def limit_bytes(self, topic: str) -> int:
+        limit = self.settings.kafka.max_message_bytes
+        return limit + RAW_HEADROOM_BYTES if topic in self.raw_topics else limit
+
+    def fit(self, out: Outbox, stage: Stage) -> None:
+        """Sends what is too large for its topic to the dead letter topic instead, before anything is sent.
+
+        Raises:
+            OutputError: it doesn't even fit there; the partition stops and says so.
+        """
+        floor = self.settings.kafka.max_message_bytes
+        for index, send in enumerate(out.sends):
+            if len(send.value or b"") + 4096 < floor and send.size_bytes <= floor:
+                continue
+            if send.size_bytes <= self.limit_bytes(send.topic):
+                continue
+            note = f"{send.size_bytes} bytes, more than {send.topic} takes ({self.limit_bytes(send.topic)})".encode()
+            headers = (
+                *send.headers,
+                ("headrace.reason", b"output-too-large"),
+                ("headrace.field", send.topic.encode()),
+                ("headrace.stage", stage.name.encode()),
+                ("__connect.errors.exception.message", note),
+            )
+            dead = Send(self.dead_letter, send.key, send.value, headers, None)
+            if dead.size_bytes > self.limit_bytes(self.dead_letter):
+                raise OutputError(
+                    f"an output of {send.size_bytes} bytes fits neither {send.topic} nor {self.dead_letter}; raise "
+                    "max.message.bytes of the dead letter topic and kafka.max_message_bytes"
+                )
+            out.sends[index] = dead
+
+    async def reserve_output(self, size: int) -> None:
+        """Waits until there is room for output not yet written."""
+        if not size or self._output_room is None:
+            return
+        limit = self.settings.delivery.max_output_bytes
+        async with self._output_room:
+            await self._output_room.wait_for(lambda: self._output_bytes == 0 or self._output_bytes + size <= limit)
+            self._output_bytes += size
+
+    def release_output(self, size: int) -> None:
+        if size and self._output_room is not None:
+            self._output_bytes -= size
+
+            async def tell(room: asyncio.Condition) -> None:
+                async with room:
+                    room.notify_all()
+
+            task = asyncio.ensure_future(tell(self._output_room))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    # -- watch -----------------------------------------------------------------------------------------------------
+
+    def watch(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Runs a helper task; one that dies takes the worker down with its reason."""
+        task = asyncio.ensure_future(work)
+        task.set_name(name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        assert error is not None
+        log.critical("%s died: %s; ending the worker", task.get_name(), error, exc_info=error)
+        crash = asyncio.ensure_future(self.app.crash(error))
+        self._tasks.add(crash)
+
+    def report_stopped(self, lane: Lane) -> None:
+        log.error(
+            "%s, partition %d of %s is STOPPED, others go on: %s",
+            lane.stage.name, lane.tp.partition, lane.tp.topic, lane.stopped,
+        )
+
+    async def supervise(self) -> None:
+        """Runs as long as the worker: beats for the hang watch, looks for lanes that don't move, updates gauges."""
+        threading.Thread(target=self._watch_loop, name="headrace-hang-watch", daemon=True).start()
+        reported = 0.0
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            again = now - reported > REPORT_STOPPED_S
+            reported = now if again else reported
+            stopped: dict[str, int] = dict.fromkeys((s.name for s in self.stages.values()), 0)
+            for lane in list(self.lanes.values()):
+                if lane.stopped:
+                    stopped[lane.stage.name] += 1
+                    if again:
+                        self.report_stopped(lane)
+                elif lane.ready:
+                    lane.stage.logic.tick(lane, int(time.time() * 1000))
+                    if not lane.idle_reason:
+                        self._check_moving(lane, now)
+            for name, n in stopped.items():
+                metrics.PARTITIONS_STOPPED.labels(name).set(n)
+
+    def _check_moving(self, lane: Lane, now: float) -> None:
+        if now - lane.moved_at > self.settings.delivery.stall_timeout_s:
+            raise StateError(
+                f"{lane.stage.name}, partition {lane.tp.partition} of {lane.tp.topic} has input at offset "
+                f"{lane.position + 1} and didn't move for {now - lane.moved_at:.0f} s; the worker ends so that another "
+                "takes over"
+            )
+
+    def _watch_loop(self) -> None:
+        """In a thread of its own. Counts its own ticks, so that a stopped and continued process isn't taken for stuck."""
+        silent, beat = 0, self._beat
+        while True:
+            threading.Event().wait(1.0)
+            silent, beat = (0, self._beat) if self._beat != beat else (silent + 1, beat)
+            if silent >= LOOP_HANG_S:
+                sys.stderr.write(f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n")
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(EXIT_STUCK)
+
+
+HALF_DELETE_RETENTION_MS = 12 * 3600 * 1000
+"""Half of Kafka's delete.retention.ms (24 h): an older copy may have missed tombstones that are gone by now."""
+
+
+@lru_cache(200_000)
+def _murmur2(key: bytes, count: int) -> int:
+    return int(murmur2(key) & 0x7FFFFFFF) % count

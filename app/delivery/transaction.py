@@ -1,0 +1,121 @@
+"""One Kafka transaction: outputs, changelog records and the input offset, all or nothing."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiokafka
+from aiokafka.structs import TopicPartition
+
+from app.delivery.outbox import Outbox
+from app.kafka import client_kwargs
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.delivery.stage import Stage
+
+__all__ = ["Transaction", "new_producer"]
+
+MAX_BATCH_BYTES = 1_000_000
+"""Of one record batch: brokers refuse one above message.max.bytes (1,048,588 by default)."""
+RETRY_BACKOFF_MS = 10
+"""A broker answers a new transaction right after the last with NotEnoughReplicas until it is verified; the default of
+100 ms would be the length of most transactions."""
+
+
+async def new_producer(settings: Settings, transactional_id: str) -> aiokafka.AIOKafkaProducer:
+    """Starts a transactional producer. Whoever used the id before is fenced; its open transaction is aborted."""
+    kafka = settings.kafka
+    producer = aiokafka.AIOKafkaProducer(
+        transactional_id=transactional_id,
+        transaction_timeout_ms=int(settings.delivery.transaction_timeout_s * 1000),
+        acks="all",
+        max_batch_size=MAX_BATCH_BYTES,
+        max_request_size=max(kafka.max_message_bytes, MAX_BATCH_BYTES) + (1 << 20),
+        compression_type=None if kafka.compression == "none" else kafka.compression,
+        retry_backoff_ms=RETRY_BACKOFF_MS,
+        **client_kwargs(kafka),
+    )
+    try:
+        await producer.start()
+    except BaseException:
+        await producer.stop()
+        raise
+    return producer
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A decided batch on its way out."""
+
+    out: Outbox
+    number: int
+    records: int
+    posted: list[Any]
+    size_bytes: int
+
+    async def write(
+        self, producer: Any, stage: "Stage", tp: TopicPartition, offset: int | None, group: str
+    ) -> int | None:
+        """Commits it.
+
+        Args:
+            producer: the lane's own.
+            stage: whose changelog it is.
+            tp: the input partition.
+            offset: the input offset to commit, or None without input.
+            group: the consumer group.
+
+        Returns:
+            The changelog offset that the local copy reaches with this batch (that of the commit marker), or None when
+            State doesn't change.
+
+        Raises:
+            KafkaError: refused, timed out or fenced; the transaction is aborted or will be by the next producer.
+        """
+        await producer.begin_transaction()
+        pending = await self._send(producer, stage, tp.partition)
+        changelog, count = await self._send_changelog(producer, stage.changelog, tp.partition)
+        if offset is not None:
+            await producer.send_offsets_to_transaction({tp: offset}, group)
+        await asyncio.gather(*pending, *changelog)
+        await producer.commit_transaction()
+        if not changelog:
+            return None
+        return int(changelog[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker
+
+    async def _send(self, producer: Any, stage: "Stage", partition: int) -> list[Any]:
+        builders: dict[tuple[str, int], Any] = {}
+        futures: list[Any] = []
+        partitioner = stage.delivery.partition_of
+        for topic, key, value, headers, where in self.out.sends:
+            target = partitioner(topic, key, partition) if where is None else where
+            builder = builders.get((topic, target))
+            if builder is None:
+                builder = builders[topic, target] = producer.create_batch()
+            if builder.append(key=key, value=value, timestamp=None, headers=headers) is None:
+                builder.close()
+                futures.append(await producer.send_batch(builder, topic, partition=target))
+                builder = builders[topic, target] = producer.create_batch()
+                builder.append(key=key, value=value, timestamp=None, headers=headers)
+        for (topic, target), builder in builders.items():
+            builder.close()
+            futures.append(await producer.send_batch(builder, topic, partition=target))
+        return futures
+
+    async def _send_changelog(self, producer: Any, topic: str, partition: int) -> tuple[list[Any], int]:
+        """Sends the State changes; returns the futures and how many records the last batch holds."""
+        if not self.out.changelog:
+            return [], 0
+        futures: list[Any] = []
+        builder, count = producer.create_batch(), 0
+        for key, value in self.out.changelog.items():
+            if builder.append(key=key, value=value, timestamp=None) is None:
+                builder.close()
+                futures.append(await producer.send_batch(builder, topic, partition=partition))
+                builder, count = producer.create_batch(), 0
+                builder.append(key=key, value=value, timestamp=None)
+            count += 1
+        builder.close()
+        futures.append(await producer.send_batch(builder, topic, partition=partition))
+        return futures, count

@@ -1,0 +1,229 @@
+"""The batch transport: what one fetch brought for one partition reaches its stage as ONE Faust message.
+
+A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs from its parent in four ways:
+
+- a fetch takes from the partitions that have room (credit), each with its own limit, so that a full stage pauses only
+  itself and nothing that was fetched is ever dropped;
+- positions are taken in the consumer's thread together with the fetch: read later, a seek in between lost events;
+- offsets are committed inside the lanes' transactions, so Faust's own acks and commits do nothing;
+- lanes are fenced before Faust reads the changelog's end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiokafka
+from aiokafka.errors import ConsumerStoppedError
+from aiokafka.structs import ConsumerRecord
+from faust.transport.drivers import TRANSPORTS
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP, ConsumerMessage
+
+from app.kafka import client_kwargs
+
+if TYPE_CHECKING:
+    from app.delivery.runtime import Delivery
+
+__all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "register"]
+
+FETCH_MAX_WAIT_MS = 100
+"""A fetch covers all partitions of a broker; a partition that gets room again waits for the one under way. Faust's
+1500 ms would be its latency."""
+RESTORE_RECORDS = 5000
+"""Records taken from one changelog partition at a time."""
+
+
+class Fetched(NamedTuple):
+    """Records of one partition, in order, and which offsets they cover: from `start` up to but not with `next`.
+
+    Transaction markers and compacted records leave holes between; none is an event.
+    """
+
+    records: list[ConsumerRecord[bytes, bytes]]
+    start: int
+    next: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(r.value or b"") + len(r.key or b"") + 64 for r in self.records)
+
+
+class ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
+    """Runs the aiokafka consumer; everything here is called in its own thread and loop."""
+
+    delivery: "Delivery"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.delivery = self.app.delivery
+        self._reported: dict[TP, int] = {}
+        self._room = asyncio.Event()
+
+    def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        kafka = self.delivery.settings.kafka
+        self._assignor = self.app.assignor
+        return aiokafka.AIOKafkaConsumer(
+            client_id=self.app.conf.broker_client_id,
+            group_id=self.app.conf.id,
+            partition_assignment_strategy=[self._assignor],
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",  # positions are set by us; this only meets a log cut below one
+            max_poll_interval_ms=int(kafka.max_poll_interval_s * 1000),
+            session_timeout_ms=int(kafka.session_timeout_s * 1000),
+            rebalance_timeout_ms=int(self.app.conf.broker_rebalance_timeout * 1000),
+            heartbeat_interval_ms=int(self.app.conf.broker_heartbeat_interval * 1000),
+            max_partition_fetch_bytes=kafka.partition_fetch_bytes,
+            fetch_max_bytes=kafka.fetch_max_bytes,
+            fetch_max_wait_ms=FETCH_MAX_WAIT_MS,
+            isolation_level="read_committed",
+            metadata_max_age_ms=60_000,
+            **client_kwargs(kafka),
+        )
+
+    def room(self) -> None:
+        """A lane has room again: ends the wait of a fetch. May be called from any thread."""
+        self.thread_loop.call_soon_threadsafe(self._room.set)
+
+    async def _fetch_records(
+        self,
+        consumer: aiokafka.AIOKafkaConsumer,
+        active_partitions: set[TP],
+        timeout: float | None = None,
+        max_records: int | None = None,
+    ) -> dict[TP, Fetched]:
+        if not self.consumer.flow_active:
+            return {}
+        fetcher = consumer._fetcher
+        if consumer._closed or fetcher._closed:
+            raise ConsumerStoppedError
+        deadline = self.thread_loop.time() + (timeout or 0)
+        with fetcher._subscriptions.fetch_context():
+            while True:
+                self._room.clear()
+                taken = await self._take(consumer, active_partitions)
+                left = deadline - self.thread_loop.time()
+                if taken or left <= 0 or not self.consumer.flow_active:
+                    return taken
+                waiter = fetcher._create_fetch_waiter()
+                room = asyncio.ensure_future(self._room.wait())
+                try:
+                    await asyncio.wait([waiter, room], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    room.cancel()
+                    if waiter.done():
+                        waiter.result()  # raises what the fetcher met, for example a refused credential
+                    else:
+                        waiter.cancel()
+
+    async def _take(self, consumer: aiokafka.AIOKafkaConsumer, active: set[TP]) -> dict[TP, Fetched]:
+        """What is there for each partition that may be read now."""
+        taken: dict[TP, Fetched] = {}
+        subscription = consumer._subscription.subscription
+        assignment = subscription.assignment if subscription else None
+        if assignment is None:
+            return taken
+        changelogs = self.app.tables.changelog_topics
+        for tp in list(active):
+            restoring = tp.topic in changelogs
+            limit = RESTORE_RECORDS if restoring else self.delivery.room_for(tp)
+            state = assignment._tp_state.get(tp)
+            if limit <= 0 or state is None or state._position is None:
+                continue
+            start = state._position
+            records = (await consumer._fetcher.fetched_records({tp}, timeout=0, max_records=limit)).get(tp, [])
+            after = state._position
+            if records or (restoring and self._reported.get(tp) != after):
+                # A changelog whose tail holds only transaction markers: say so, or restore waits for ever.
+                self._reported[tp] = after
+                taken[tp] = Fetched(records, start, after)
+        return taken
+
+
+class Consumer(driver.Consumer):  # type: ignore[misc]
+    """Yields batches, and leaves acks and commits to the lanes."""
+
+    _thread: ConsumerThread
+
+    @property
+    def delivery(self) -> "Delivery":
+        return self.app.delivery  # type: ignore[no-any-return]
+
+    def _new_consumer_thread(self) -> ConsumerThread:
+        return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, Any]]:
+        batches, _ = await self._wait_next_records(timeout)
+        generation = self.app.consumer_generation_id
+        if self.should_stop or not batches:
+            return
+        changelogs = self.app.tables.changelog_topics
+        for tp, fetched in batches.items():
+            if not self.flow_active or self.app.consumer_generation_id != generation:
+                return  # a rebalance: everything is fetched again after the seek
+            restoring = tp.topic in changelogs
+            offset = fetched.next - 1
+            value = fetched.records if restoring else fetched
+            if not restoring:
+                self._read_offset[tp] = None  # lanes check what they get; Faust's own filter would drop a second read
+            yield tp, ConsumerMessage(
+                tp.topic, tp.partition, offset, 0, 0, (), None, value, None, 0, 0, tp, generation_id=generation
+            )
+
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        await self.delivery.close_lanes()
+        await super().on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        await self.delivery.fence(assigned)
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    async def perform_seek(self) -> None:
+        """Called by Faust when restore is done: lanes know their positions from State now."""
+        await self.delivery.begin(self)
+
+    async def committed(self, tp: TP) -> int | None:
+        """The group's committed offset of a partition."""
+        return await self._thread.call_thread(self._thread._ensure_consumer().committed, tp)  # type: ignore[no-any-return]
+
+    async def wait_empty(self) -> None:
+        """Called on revoke and stop: lanes finish or abort what is under way within their grace time."""
+        await self.delivery.close_lanes()
+
+    def ack(self, message: Any) -> bool:
+        message.acked = True
+        self._unacked_messages.discard(message)
+        return True
+
+    async def commit(self, topics: Any = None, start_new_transaction: bool = True) -> bool:
+        return False  # offsets are committed inside the lanes' transactions
+
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
+        """Gaps are only of use to Faust's own commits."""
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Faust's livelock check looks at acks; ours watches the lanes (see `Delivery`)."""
+
+
+class Producer(driver.Producer):  # type: ignore[misc]
+    """Faust's own producer: it starts, and nothing is sent through it. Lanes have their own."""
+
+    def _settings_auth(self) -> dict[str, Any]:
+        return {k: v for k, v in client_kwargs(self.app.delivery.settings.kafka).items() if k != "bootstrap_servers"}
+
+    def _settings_default(self) -> dict[str, Any]:
+        drop = ("security_protocol", "request_timeout_ms")
+        return {k: v for k, v in super()._settings_default().items() if k not in drop}
+
+
+class Transport(driver.Transport):  # type: ignore[misc]
+    Consumer = Consumer
+    Producer = Producer
+
+
+def register() -> None:
+    """Makes the transport and store known to Faust by their URL schemes."""
+    from faust.stores import STORES
+
+    TRANSPORTS.aliases["kafkabatch"] = "app.delivery.transport:Transport"
+    STORES.aliases["headrace"] = "app.delivery.store:Store"

@@ -1,0 +1,70 @@
+"""Every metric: name, unit, labels. Served by each worker on its web port under /metrics.
+
+Labels never hold ids. Counters count committed work only, unless the help says otherwise.
+"""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+__all__ = [
+    "ALL",
+    "APPEND_TO_RESULT_SECONDS",
+    "BATCH_RECORDS",
+    "LAG_RECORDS",
+    "LANE_FAILURES",
+    "MODEL_CALLS",
+    "MODEL_SECONDS",
+    "MODEL_TOKENS",
+    "OLDEST_OPEN_SECONDS",
+    "OPEN_ITEMS",
+    "OUTCOMES",
+    "PARTITIONS_STOPPED",
+    "RECORDS_IN",
+    "RECORDS_LOST",
+    "RECORDS_OUT",
+    "STATE_BYTES",
+    "TRANSACTION_SECONDS",
+]
+
+FINE = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+WIDE = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200)
+
+RECORDS_IN = Counter("headrace_records_in", "Input records of committed batches.", ["stage"])
+RECORDS_OUT = Counter("headrace_records_out", "Records written by committed batches.", ["stage", "topic"])
+OUTCOMES = Counter(
+    "headrace_outcomes",
+    "What became of events: accepted, duplicate, conflict (a duplicate with other content), noise, filtered, dead, "
+    "rule, light, deep, review, untasked. `detail` is the rule, reason or cause.",
+    ["stage", "outcome", "detail"],
+)
+RECORDS_LOST = Counter(
+    "headrace_records_lost", "Records that the topic's retention removed before they were read.", ["stage", "partition"]
+)
+LANE_FAILURES = Counter(
+    "headrace_lane_failures", "Transactions that failed; the lane went back and tried again.", ["stage", "partition"]
+)
+PARTITIONS_STOPPED = Gauge(
+    "headrace_partitions_stopped", "Partitions that wait for somebody to act; the log says why.", ["stage"]
+)
+BATCH_RECORDS = Histogram(
+    "headrace_batch_records", "Input records in a transaction.", ["stage"], buckets=(1, 5, 20, 100, 500, 1000, 2000, 5000)
+)
+TRANSACTION_SECONDS = Histogram(
+    "headrace_transaction_seconds", "From a transaction's begin to its local write.", ["stage"], buckets=FINE
+)
+LAG_RECORDS = Gauge("headrace_lag_records", "Records between the position and the log's end.", ["stage", "partition"])
+OPEN_ITEMS = Gauge("headrace_open_items", "Events that wait in State for a model.", ["stage"])
+OLDEST_OPEN_SECONDS = Gauge("headrace_oldest_open_seconds", "Age of the oldest of them.", ["stage"])
+APPEND_TO_RESULT_SECONDS = Histogram(
+    "headrace_append_to_result_seconds", "From the raw record's append to its result.", ["tier"], buckets=WIDE
+)
+STATE_BYTES = Gauge("headrace_state_bytes", "Local state, on disk and in memory tables.", ["state"])
+MODEL_CALLS = Counter("headrace_model_calls", "Wire calls to a model server.", ["model", "outcome"])
+MODEL_TOKENS = Counter("headrace_model_tokens", "Tokens as the server reports them.", ["model", "kind"])
+MODEL_SECONDS = Histogram("headrace_model_seconds", "Time of a model call.", ["model"], buckets=WIDE)
+
+ALL = (
+    RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
+    TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
+    MODEL_CALLS, MODEL_TOKENS, MODEL_SECONDS,
+)  # fmt: skip
+"""For the test that compares with docs/metrics.md."""
