@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
+from app.inference.batcher import LightBatcher
+from app.llm.deep import DeepClassifier, Unanswerable
+from app.logic.dead import dead_headers
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
@@ -24,9 +27,6 @@ from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.errors import ModelRefused, ModelUnavailable
-from app.inference.batcher import LightBatcher
-from app.llm.deep import DeepClassifier, Unanswerable
-from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Answer, Bad, ModelRequest
 from tables.open_work import ANSWERED, OPEN, Answered, OpenItem, open_key
@@ -173,6 +173,10 @@ class Classify:
         metrics.OPEN_ITEMS.labels("classify").set(sum(map(len, self._known.values())))
         metrics.OLDEST_OPEN_SECONDS.labels("classify").set((now_ms - min(items)) / 1000 if items else 0)
 
+    def open_items(self, lane: Lane, event_id: str) -> list[tuple[bytes, OpenItem]]:
+        """Open items of an event in a lane; from memory, bounded by classify.max_open."""
+        return [(k, i) for k, i in self._known.get(lane, {}).items() if i.request.event_id == event_id]
+
     async def stop(self) -> None:
         """Cuts off the calls in flight; their items stay open in State."""
         for task in (*self.light.running, *self.deep.running):
@@ -235,7 +239,10 @@ class Classify:
             self._alerted = now
             log.error(
                 "model server %s: %s; %d events stay open, next try in %.0f s",
-                self.settings.llm.base_url, error, sum(map(len, self._known.values())), wait_s,
+                self.settings.llm.base_url,
+                error,
+                sum(map(len, self._known.values())),
+                wait_s,
             )
 
     # -- the answer ------------------------------------------------------------------------------------------------
@@ -289,4 +296,3 @@ def declare(app: App) -> None:
         help="Asks the light and then the deep model about events that no rule decided.",
     )
     app.closers.append(logic.stop)
-

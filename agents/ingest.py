@@ -8,6 +8,9 @@ import zlib
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
+from app.logic.dead import dead_headers
+from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
+from app.sources.source import Source, compile_source
 
 from agents.expiry import Expiry
 from app import metrics
@@ -15,12 +18,9 @@ from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
-from app.logic.dead import dead_headers
 from app.logic.rekey import rekey_headers, unwrap
 from app.logic.requests import request_key
-from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
 from app.settings import Settings, SourceSettings
-from app.sources.source import Source, compile_source
 from models.events import Bad, Event, Headers, ModelRequest, Origin
 from models.results import Result
 from models.results import Source as ResultSource
@@ -225,5 +225,3 @@ def declare(app: App) -> None:
         maps=[SEEN],
         help="The same for events that had to be keyed by their event_id first.",
     )
-
-

@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 import time
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import IO, Any
@@ -19,10 +20,10 @@ from faust.types import AppT
 
 from app import topics
 from app.delivery import transport
+from app.delivery.maps import Map
 from app.delivery.runtime import Delivery
 from app.delivery.stage import Logic, Stage
 from app.delivery.state import BatchSchema, State
-from app.delivery.maps import Map
 from app.errors import SettingsError, StateError
 from app.kafka import ssl_context
 from app.settings import Settings, load
@@ -54,7 +55,9 @@ class App(faust.App):  # type: ignore[misc]
         self.delivery.partitions.update(counts)
         for stage in self.delivery.stages.values():
             self._fit_state(stage.state, counts[stage.topic])
-        self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Faust warns of late settings; the server binds after this
+            self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
         await super().on_first_start()
         self.delivery.watch(self.delivery.supervise(), "supervisor")
 
@@ -163,7 +166,12 @@ def logging_config(settings: Settings) -> dict[str, Any]:
         "formatters": {"default": formatter},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default"}},
         "root": {"level": level, "handlers": ["stderr"]},
-        "loggers": {"faust": quiet, "mode": quiet, "aiokafka": {"level": "ERROR"}, "aiohttp.access": {"level": "WARNING"}},
+        "loggers": {
+            "faust": quiet,
+            "mode": quiet,
+            "aiokafka": {"level": "ERROR"},
+            "aiohttp.access": {"level": "WARNING"},
+        },
     }
 
 
@@ -184,7 +192,9 @@ def add_stage(
     assert isinstance(app, App)
     delivery = app.delivery
     changelog = f"{delivery.settings.topic('headrace')}-{name}-changelog"
-    state = State(app, name=name, maps=maps, changelog=changelog, partitions=delivery.settings.kafka.partitions, help=help)
+    state = State(
+        app, name=name, maps=maps, changelog=changelog, partitions=delivery.settings.kafka.partitions, help=help
+    )
     app.tables.add(state)
     stage = delivery.add(Stage(delivery, name=name, topic=topic, state=state, logic=logic, start=start))
     channel = app.topic(topic, schema=BatchSchema(), key_type=bytes, value_type=bytes)

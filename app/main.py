@@ -1,6 +1,5 @@
 """Entry: `headrace COMMAND` is `faust -A app.main COMMAND`."""
 
-import os
 import sys
 
 from app.errors import HeadraceError
@@ -20,4 +19,3 @@ import app.commands.tables
 import app.commands.trace
 import app.commands.worker
 import app.web.worker  # noqa: F401
-from agents import classify, ingest

@@ -46,7 +46,10 @@ PARTITIONS_STOPPED = Gauge(
     "headrace_partitions_stopped", "Partitions that wait for somebody to act; the log says why.", ["stage"]
 )
 BATCH_RECORDS = Histogram(
-    "headrace_batch_records", "Input records in a transaction.", ["stage"], buckets=(1, 5, 20, 100, 500, 1000, 2000, 5000)
+    "headrace_batch_records",
+    "Input records in a transaction.",
+    ["stage"],
+    buckets=(1, 5, 20, 100, 500, 1000, 2000, 5000),
 )
 TRANSACTION_SECONDS = Histogram(
     "headrace_transaction_seconds", "From a transaction's begin to its local write.", ["stage"], buckets=FINE

@@ -68,7 +68,8 @@ class KafkaSettings(Section):
     ssl_cert_file: Path | None = Field(None, description="PEM client certificate, for mutual TLS.")
     ssl_key_file: Path | None = Field(None, description="PEM key of the client certificate.")
     manage_topics: Literal["create", "check"] = Field(
-        "create", description="create: missing topics of ours are made; check: they must be there, and are only checked."
+        "create",
+        description="create: missing topics of ours are made; check: they must be there, and are only checked.",
     )
     partitions: int = Field(
         4, ge=1, le=1000, description="Partitions of topics we make. 24 suits production; it can't be lowered later."
@@ -113,7 +114,10 @@ class DeliverySettings(Section):
     """Batches and transactions."""
 
     batch_records: int = Field(
-        2000, ge=1, le=100_000, description="Most records in one transaction: larger ones cost less each, and wait more."
+        2000,
+        ge=1,
+        le=100_000,
+        description="Most records in one transaction: larger ones cost less each, and wait more.",
     )
     commit_interval_ms: int = Field(
         100, ge=0, le=10_000, description="How long a lane gathers records under light load before it commits. 0: none."
@@ -141,7 +145,9 @@ class IngestSettings(Section):
     max_depth: int = Field(100, ge=5, le=500, description="Deeper nested JSON is a dead letter (too-deep).")
     max_id_bytes: int = Field(512, ge=16, le=4096, description="A longer event_id is a dead letter (bad-field).")
     max_future_s: float = Field(
-        86_400.0 * 366, gt=0, description="An event_time further ahead of the broker's clock is a dead letter (bad-time)."
+        86_400.0 * 366,
+        gt=0,
+        description="An event_time further ahead of the broker's clock is a dead letter (bad-time).",
     )
 
 
@@ -154,8 +160,20 @@ class Condition(Section):
         description="event_type, event_id, source_system, entity, text, or a JMESPath into the document "
         "(`payload.level`; for text sources the names of the pattern).",
     )
-    op: Literal["equals", "not_equals", "in", "not_in", "matches", "contains", "prefix", "suffix", "less", "greater",
-                "exists", "missing"] = Field("equals", description="matches: a regular expression, searched.")
+    op: Literal[
+        "equals",
+        "not_equals",
+        "in",
+        "not_in",
+        "matches",
+        "contains",
+        "prefix",
+        "suffix",
+        "less",
+        "greater",
+        "exists",
+        "missing",
+    ] = Field("equals", description="matches: a regular expression, searched.")
     value: str | int | float | bool | list[str | int | float] | None = Field(None, description="What is compared with.")
     ignore_case: bool = Field(True, description="For matches, contains, prefix and suffix.")
 
@@ -195,16 +213,16 @@ class SourceSettings(Section):
     source_system: str = Field("", description="Path, or a constant with a leading `=`; empty: the source's name.")
     trace_id: str = Field("", description="Path of a trace id; empty: taken from traceparent if there is one.")
     pattern: str = Field(
-        "", description="text only: `combined` (Apache/nginx access log), `syslog`, `line`, or a regular expression with "
-        "named groups."
+        "",
+        description="text only: `combined` (Apache/nginx access log), `syslog`, `line`, or a regular expression with "
+        "named groups.",
     )
     types: list[str] = Field(default_factory=list, description="Event types let through; empty: all.")
-    start: str = Field(
-        "earliest", description="Where a new group begins: earliest, latest, or an RFC 3339 time."
-    )
+    start: str = Field("earliest", description="Where a new group begins: earliest, latest, or an RFC 3339 time.")
     rekey: bool = Field(
-        False, description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
-        "take a hop by event_id first. Records without a key always do."
+        False,
+        description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
+        "take a hop by event_id first. Records without a key always do.",
     )
 
 
@@ -213,7 +231,9 @@ class CategorySettings(Section):
 
     id: Name
     description: str = Field(min_length=1, description="What belongs here, for the models. Any language.")
-    examples: list[str] = Field(default_factory=list, description="Texts of this category; they sharpen the light tier.")
+    examples: list[str] = Field(
+        default_factory=list, description="Texts of this category; they sharpen the light tier."
+    )
 
 
 class TaskRule(Section):
@@ -237,7 +257,10 @@ class TaskSettings(Section):
     categories: list[CategorySettings] = Field(min_length=2)
     rules: list[TaskRule] = Field(default_factory=list, description="In order; the first that holds decides.")
     light_threshold: float | None = Field(
-        None, ge=0, le=1, description="Light answers below this confidence go to the deep model; unset: light.threshold."
+        None,
+        ge=0,
+        le=1,
+        description="Light answers below this confidence go to the deep model; unset: light.threshold.",
     )
 
     @model_validator(mode="after")
@@ -258,10 +281,15 @@ class LightSettings(Section):
 
     enabled: bool = Field(True, description="False: what no rule decides goes straight to the deep model.")
     threshold: float = Field(
-        0.6, ge=0, le=1, description="Confidence from which a light answer stands. Set so that the demo stream ends about "
-        "30% by rule, 50% light, 20% deep."
+        0.6,
+        ge=0,
+        le=1,
+        description="Confidence from which a light answer stands. Set so that the demo stream ends about "
+        "30% by rule, 50% light, 20% deep.",
     )
-    batch: int = Field(16, ge=1, le=256, description="Texts a call: 23 ms each on one core, so 16 keep others waiting 0.4 s.")
+    batch: int = Field(
+        16, ge=1, le=256, description="Texts a call: 23 ms each on one core, so 16 keep others waiting 0.4 s."
+    )
     threads: int = Field(1, ge=1, le=64, description="Threads of the encoder.")
     max_chars: int = Field(2000, ge=50, description="Longer texts are cut: the encoder reads 512 tokens.")
 
@@ -270,7 +298,9 @@ class LlmSettings(Section):
     """The deep tier's server: anything that speaks the OpenAI API."""
 
     base_url: str = Field(
-        "http://127.0.0.1:8090/v1", pattern=r"^https?://", description="Up to and with /v1. The default is `headrace llm`."
+        "http://127.0.0.1:8090/v1",
+        pattern=r"^https?://",
+        description="Up to and with /v1. The default is `headrace llm`.",
     )
     model: str = Field("smollm2-135m-instruct", min_length=1, description="As the server names it.")
     api_key: SecretStr = Field(SecretStr(""), description="From the environment only (HEADRACE_LLM__API_KEY).")
@@ -284,7 +314,8 @@ class LlmSettings(Section):
     retry_backoff_s: float = Field(0.5, gt=0, description="First wait between retries; doubles, with jitter.")
     max_retry_after_s: float = Field(300.0, gt=0, description="A longer Retry-After is cut to this.")
     json_schema: bool = Field(
-        True, description="Ask for structured output; a server that refuses it is asked without, and that is remembered."
+        True,
+        description="Ask for structured output; a server that refuses it is asked without, and that is remembered.",
     )
     temperature: float = Field(0.0, ge=0, le=2)
     price_prompt_usd: float = Field(0.0, ge=0, description="US dollars per million prompt tokens.")
@@ -295,7 +326,9 @@ class ClassifySettings(Section):
     """The queue of open work in State behind the model tiers."""
 
     max_open: int = Field(
-        5000, ge=20, description="Open items a partition: at the bound the lane stops taking input, Kafka keeps the rest."
+        5000,
+        ge=20,
+        description="Open items a partition: at the bound the lane stops taking input, Kafka keeps the rest.",
     )
     retry_s: float = Field(5.0, gt=0, description="First wait of an item whose server failed; doubles.")
     max_retry_s: float = Field(60.0, gt=0, description="Longest wait between two tries of an item.")
@@ -325,7 +358,11 @@ class Settings(BaseSettings):
     """The whole tree."""
 
     model_config = SettingsConfigDict(
-        env_prefix="HEADRACE_", env_nested_delimiter="__", frozen=True, extra="ignore", nested_model_default_partial_update=True
+        env_prefix="HEADRACE_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="ignore",
+        nested_model_default_partial_update=True,
     )
 
     data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
@@ -413,7 +450,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"{path}: can't be read ({error.strerror}); set HEADRACE_CONFIG to the right path") from None
+        raise SettingsError(
+            f"{path}: can't be read ({error.strerror}); set HEADRACE_CONFIG to the right path"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
@@ -459,6 +498,8 @@ def _explain(error: ValidationError, path: Path | None) -> str:
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "there is no such setting"
-        lines.append(f"  {where}{shown}: {message}" + (f" (allowed: {allowed})" if allowed and allowed not in message else ""))
+        lines.append(
+            f"  {where}{shown}: {message}" + (f" (allowed: {allowed})" if allowed and allowed not in message else "")
+        )
     origin = f"{path} and the environment" if path else "the environment"
     return f"settings from {origin}:\n" + "\n".join(lines)

@@ -29,7 +29,9 @@ class Answered(msgspec.Struct, array_like=True, gc=False):
     why: str
 
 
-OPEN: Map[OpenItem] = Map("open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result")
+OPEN: Map[OpenItem] = Map(
+    "open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result"
+)
 ANSWERED: PackedMap[Answered] = PackedMap(
     "answered", b"a", b"A", Answered, help="event_id -> tier and answer; expires after classify.trace_horizon_s"
 )

@@ -26,7 +26,7 @@ from app.delivery.probe import crc_of, initial_offset, probe, read_tail, record_
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched
-from app.errors import HeadraceError, OutputError, StateError
+from app.errors import HeadraceError, StateError
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -89,7 +89,9 @@ class Lane:
         if not self.ready or self._closing or self.stopped or self._gap:
             return
         if fetched.start > self.expected:
-            self._gap = True  # a seek or a cut log in between: the lane finds out which, and reads again from its position
+            self._gap = (
+                True  # a seek or a cut log in between: the lane finds out which, and reads again from its position
+            )
         elif fetched.next > self.expected:
             records = fetched.records
             if fetched.start < self.expected:
@@ -175,7 +177,12 @@ class Lane:
             metrics.LANE_FAILURES.labels(*self._labels).inc()
             log.error(
                 "%s, partition %d of %s, offset %d: %s; trying again in %.1f s",
-                self.stage.name, self.tp.partition, self.tp.topic, self.position + 1, why, wait_s,
+                self.stage.name,
+                self.tp.partition,
+                self.tp.topic,
+                self.position + 1,
+                why,
+                wait_s,
             )
 
     async def _reopen(self) -> None:

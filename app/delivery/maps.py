@@ -69,4 +69,3 @@ class PackedMap(Map[V]):
     def rows_of(self, packed: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self.unpack(packed):
             yield self.prefix + key, value
-

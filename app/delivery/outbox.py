@@ -23,7 +23,7 @@ class Send(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: list[tuple[str, bytes | None]]
     partition: int | None
 
     @property
@@ -62,7 +62,7 @@ class Outbox:
         partition: int | None = None,
     ) -> None:
         """Adds a record to write."""
-        self.sends.append(Send(topic, key, value, headers, partition))
+        self.sends.append(Send(topic, key, value, list(headers), partition))
 
     def put(self, into: Map[V], key: bytes, value: V) -> None:
         """Sets a key of a map."""

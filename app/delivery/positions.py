@@ -73,5 +73,7 @@ def locate(applied: Applied | None, log: Log) -> Position:
         )
     notice = ""
     if log.committed is not None and log.committed != after:
-        notice = f"the group's committed offset was set to {log.committed}; State stands at {applied.offset} and decides"
+        notice = (
+            f"the group's committed offset was set to {log.committed}; State stands at {applied.offset} and decides"
+        )
     return Position(next=after, notice=notice)

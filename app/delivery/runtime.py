@@ -156,12 +156,18 @@ class Delivery:
         self._output_room = self._output_room or asyncio.Condition()
         for lane in self.lanes.values():
             lane.start()
+        mine = ", ".join(f"{s.name}: {sum(lane.stage is s for lane in self.lanes.values())}" for s in self.stages.values())
+        log.info("ready; partitions of this worker: %s", mine if self.lanes else "none, it stands by")
 
     async def committed(self, tp: TopicPartition) -> int | None:
         return await self._consumer.committed(tp)  # type: ignore[no-any-return]
 
     async def seek(self, tp: TopicPartition, offset: int) -> None:
         await self._consumer.seek_wait({tp: offset})
+
+    def log_end(self, tp: TopicPartition) -> int | None:
+        """The end of an input partition as the last fetch told it."""
+        return None if self._consumer is None else self._consumer.last_stable_offset(tp)
 
     async def close_lanes(self) -> None:
         """Revoke or stop: transactions under way finish or are aborted within 2 s."""
@@ -221,13 +227,13 @@ class Delivery:
             if send.size_bytes <= self.limit_bytes(send.topic):
                 continue
             note = f"{send.size_bytes} bytes, more than {send.topic} takes ({self.limit_bytes(send.topic)})".encode()
-            headers = (
+            headers = [
                 *send.headers,
                 ("headrace.reason", b"output-too-large"),
                 ("headrace.field", send.topic.encode()),
                 ("headrace.stage", stage.name.encode()),
                 ("__connect.errors.exception.message", note),
-            )
+            ]
             dead = Send(self.dead_letter, send.key, send.value, headers, None)
             if dead.size_bytes > self.limit_bytes(self.dead_letter):
                 raise OutputError(
@@ -280,7 +286,10 @@ class Delivery:
     def report_stopped(self, lane: Lane) -> None:
         log.error(
             "%s, partition %d of %s is STOPPED, others go on: %s",
-            lane.stage.name, lane.tp.partition, lane.tp.topic, lane.stopped,
+            lane.stage.name,
+            lane.tp.partition,
+            lane.tp.topic,
+            lane.stopped,
         )
 
     async def supervise(self) -> None:

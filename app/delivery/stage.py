@@ -80,7 +80,11 @@ class Stage:
         except Exception:
             log.exception(
                 "%s, partition %d of %s, offsets %d to %d: the batch failed; taking its records one by one",
-                self.name, lane.tp.partition, self.topic, records[0].offset, records[-1].offset,
+                self.name,
+                lane.tp.partition,
+                self.topic,
+                records[0].offset,
+                records[-1].offset,
             )
             batch = self._one_by_one(records, lane)
         return batch.out
@@ -95,7 +99,10 @@ class Stage:
             except Exception as error:
                 log.exception(
                     "%s, partition %d of %s, offset %d: goes to the dead letter topic",
-                    self.name, lane.tp.partition, self.topic, record.offset,
+                    self.name,
+                    lane.tp.partition,
+                    self.topic,
+                    record.offset,
                 )
                 one = Batch([record], lane.tp.partition, lane.view, Outbox(whole.out.now_ms))
                 self.logic.dead(one, record, error)
@@ -125,5 +132,3 @@ class Stage:
 
     def room(self, lane: "Lane") -> bool:
         return self.logic.room(lane)
-
-

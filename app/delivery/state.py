@@ -97,9 +97,7 @@ class State(faust.Table):  # type: ignore[misc]
             tp: TP = event.message.tp
             self.apply(tp.partition, ((r.key, r.value) for r in event.value), event.message.offset)
 
-    def apply(
-        self, partition: int, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int
-    ) -> None:
+    def apply(self, partition: int, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int) -> None:
         """Writes changelog records into the local copy of a partition."""
         database = self.database(partition)
         database.write(self._expand(database, records), changelog_offset)

@@ -166,8 +166,11 @@ class Consumer(driver.Consumer):  # type: ignore[misc]
             value = fetched.records if restoring else fetched
             if not restoring:
                 self._read_offset[tp] = None  # lanes check what they get; Faust's own filter would drop a second read
-            yield tp, ConsumerMessage(
-                tp.topic, tp.partition, offset, 0, 0, (), None, value, None, 0, 0, tp, generation_id=generation
+            yield (
+                tp,
+                ConsumerMessage(
+                    tp.topic, tp.partition, offset, 0, 0, (), None, value, None, 0, 0, tp, generation_id=generation
+                ),
             )
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
@@ -185,6 +188,10 @@ class Consumer(driver.Consumer):  # type: ignore[misc]
     async def committed(self, tp: TP) -> int | None:
         """The group's committed offset of a partition."""
         return await self._thread.call_thread(self._thread._ensure_consumer().committed, tp)  # type: ignore[no-any-return]
+
+    def last_stable_offset(self, tp: TP) -> int | None:
+        """The end of a partition for readers with read_committed, as the last fetch told it."""
+        return self._thread._ensure_consumer().last_stable_offset(tp)  # type: ignore[no-any-return]
 
     async def wait_empty(self) -> None:
         """Called on revoke and stop: lanes finish or abort what is under way within their grace time."""

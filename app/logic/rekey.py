@@ -28,9 +28,7 @@ _decode = msgspec.msgpack.Decoder(Hop).decode
 
 def rekey_headers(record: ConsumerRecord[bytes, bytes], source: str) -> Headers:
     """One header that holds the rest of the raw record; its own headers travel inside, so none can pose as ours."""
-    hop = Hop(
-        source, record.topic, record.partition, record.offset, record.timestamp, record.key, list(record.headers)
-    )
+    hop = Hop(source, record.topic, record.partition, record.offset, record.timestamp, record.key, list(record.headers))
     return ((ENVELOPE, _encode(hop)),)
 
 

@@ -1,0 +1,136 @@
+"""Every topic of ours: key, value, partitions, retention. Made, or only checked, when a worker starts."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiokafka.admin import NewTopic
+from aiokafka.errors import TopicAlreadyExistsError, for_code
+
+from app.errors import BrokerError
+from app.kafka import admin
+from app.settings import Settings
+
+__all__ = ["Topic", "counts", "ensure", "topics"]
+
+DAY_MS = 24 * 3600 * 1000
+RAW_HEADROOM_BYTES = 64 << 10
+"""Topics that carry a raw record onwards take this much more than kafka.max_message_bytes, for our headers."""
+TRIES = 20
+"""A new topic is known to all brokers within a second or two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic."""
+
+    name: str
+    key: str
+    value: str
+    written_by: str
+    raw: bool = False
+    """Carries raw records onwards, with our headers."""
+    partitions: int | None = None
+    """None: kafka.partitions."""
+    config: dict[str, str] = field(default_factory=dict)
+
+
+OURS = (
+    Topic(name="rekeyed", key="event_id", value="the raw record", written_by="ingest", raw=True),
+    Topic(name="clean-events", key="entity", value="the event as received, plus headers", written_by="ingest", raw=True),
+    Topic(
+        name="sink-noise", key="entity", value="noise, kept for audit", written_by="ingest", raw=True,
+        config={"retention.ms": str(DAY_MS)},
+    ),
+    Topic(name="dead-letter", key="as received", value="the bytes as received", written_by="all stages", raw=True),
+    Topic(name="model-requests", key="hash of task and text", value="event that no rule decided", written_by="ingest",
+          raw=True),
+    Topic(
+        name="ai-results", key="event_id", value="one result per event", written_by="ingest, classify",
+        config={"cleanup.policy": "compact,delete"},
+    ),
+    Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True),
+    Topic(
+        name="workers", key="worker id", value="where its web port is", written_by="workers", partitions=1,
+        config={"cleanup.policy": "compact", "delete.retention.ms": "3600000"},
+    ),
+)  # fmt: skip
+
+
+def topics(settings: Settings) -> list[Topic]:
+    """Our topics with their full names and configuration."""
+    limit = str(settings.kafka.max_message_bytes + RAW_HEADROOM_BYTES)
+    found = []
+    for topic in OURS:
+        config = dict(topic.config)
+        if topic.raw:
+            config["max.message.bytes"] = limit
+        found.append(
+            Topic(
+                name=settings.topic(topic.name), key=topic.key, value=topic.value, written_by=topic.written_by,
+                raw=topic.raw, partitions=topic.partitions or settings.kafka.partitions, config=config,
+            )
+        )  # fmt: skip
+    return found
+
+
+async def counts(settings: Settings, names: list[str]) -> dict[str, int]:
+    """Partition counts of those of the topics that exist."""
+    async with admin(settings.kafka) as client:
+        there = set(await client.list_topics())  # asking about a missing one may make it, where brokers auto-create
+        known = [name for name in names if name in there]
+        described = await client.describe_topics(known) if known else []
+    return {t["topic"]: len(t["partitions"]) for t in described if not t["error_code"] and t["partitions"]}
+
+
+async def ensure(settings: Settings) -> dict[str, int]:
+    """Makes or checks the topics, those of the sources included.
+
+    Returns:
+        Partition counts by full name.
+
+    Raises:
+        BrokerError: topics are missing and may not be made, or the broker refuses.
+    """
+    wanted = topics(settings)
+    sources = [
+        Topic(name=settings.source_topic(s), key="entity", value="events", written_by="producers",
+              partitions=settings.kafka.partitions)
+        for s in settings.sources
+    ]  # fmt: skip
+    names = [t.name for t in (*sources, *wanted)]
+    found = await counts(settings, names)
+    missing = [t for t in (*sources, *wanted) if t.name not in found]
+    if not missing:
+        return found
+    if settings.kafka.manage_topics == "check":
+        raise BrokerError(
+            f"topics are missing and kafka.manage_topics is `check`: {', '.join(t.name for t in missing)}; make them, or "
+            "set kafka.manage_topics to `create`"
+        )
+    await _create(settings, missing)
+    for _ in range(TRIES):
+        found = await counts(settings, names)
+        if len(found) == len(names):
+            return found
+        await asyncio.sleep(0.25)
+    raise BrokerError(f"topics were made but can't be seen yet: {', '.join(n for n in names if n not in found)}")
+
+
+async def _create(settings: Settings, missing: list[Topic]) -> None:
+    new = [
+        NewTopic(
+            name=t.name,
+            num_partitions=t.partitions or settings.kafka.partitions,
+            replication_factor=settings.kafka.replication,
+            topic_configs=t.config,
+        )
+        for t in missing
+    ]
+    async with admin(settings.kafka) as client:
+        answer = await client.create_topics(new)
+    for name, code, *rest in answer.topic_errors:
+        error = for_code(code)
+        if code and error is not TopicAlreadyExistsError:  # another worker was quicker: that is fine
+            raise BrokerError(
+                f"topic {name} can't be made: {error.__name__} {rest[0] if rest and rest[0] else ''}".strip()
+            )

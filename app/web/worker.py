@@ -1,0 +1,244 @@
+"""A worker's own web port: its table state as JSON, metrics, health. Plain aiohttp on Faust's web server.
+
+    GET /healthz                          200 while the worker runs and no partition is stopped, else 503 with reasons
+    GET /metrics                          Prometheus
+    GET /tables                           every State of this worker: maps, partitions, sizes
+    GET /tables/{state}/{map}             rows: ?partition= &start= &limit=
+    GET /tables/{state}/{map}/{key}       one key, looked up in every partition this worker owns
+    GET /trace/{event_id}                 what State knows of an event
+
+Loopback needs no token; any other bind asks for `Authorization: Bearer` with web.token.
+"""
+
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from app import metrics
+from app.core import App
+from app.delivery.lane import Lane
+from app.delivery.maps import Map, PackedMap
+from tables.open_work import ANSWERED, OPEN
+from tables.seen import SEEN
+
+__all__ = ["install"]
+
+MAX_PAGE = 1000
+DEFAULT_PAGE = 50
+METRICS_EVERY_S = 5.0
+"""Sizes and lags are asked from RocksDB and the consumer at most this often."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def install(app: App) -> None:
+    """Adds the routes to the app's web server."""
+    pages = Pages(app)
+    faust_web: Any = app.web
+    server: web.Application = faust_web.web_app
+    token = app.settings.web.token.get_secret_value()
+    if token:
+        server.middlewares.append(_require(token))
+    server.add_routes(
+        [
+            web.get("/", pages.index),
+            web.get("/healthz", pages.healthz),
+            web.get("/metrics", pages.metrics),
+            web.get("/tables", pages.tables),
+            web.get("/tables/{state}/{map}", pages.rows),
+            web.get("/tables/{state}/{map}/{key:.+}", pages.row),
+            web.get("/trace/{event_id:.+}", pages.trace),
+        ]
+    )
+
+
+def _require(token: str) -> Any:
+    expected = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(given, expected):
+            return _json({"error": "a bearer token is needed (HEADRACE_WEB__TOKEN)"}, 401)
+        return await handler(request)
+
+    return check
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        text=json.dumps(value, ensure_ascii=False, default=_plain) + "\n",
+        status=status,
+        content_type="application/json",
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else msgspec.to_builtins(value)
+
+
+def show_key(of: Map[Any], key: bytes) -> str | int:
+    """A key as a person writes it: text, or the number that an offset key holds."""
+    return int.from_bytes(key, "big") if of is OPEN else key.decode("utf-8", "replace")
+
+
+def read_key(of: Map[Any], text: str) -> bytes:
+    return int(text).to_bytes(8, "big") if of is OPEN and text.isdigit() else text.encode()
+
+
+def show_value(value: Any) -> Any:
+    """A row as an object with names, also where it is stored as an array."""
+    if isinstance(value, msgspec.Struct):
+        return {name: show_value(getattr(value, name)) for name in value.__struct_fields__}
+    return value
+
+
+class Pages:
+    """The handlers."""
+
+    def __init__(self, app: App) -> None:
+        self.app = app
+        self._metrics_at = 0.0
+
+    @property
+    def lanes(self) -> list[Lane]:
+        return [lane for lane in self.app.delivery.lanes.values() if lane.ready]
+
+    async def index(self, request: web.Request) -> web.Response:
+        return _json({"headrace": self.app.conf.id, "see": ["/tables", "/trace/EVENT_ID", "/metrics", "/healthz"]})
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        lanes = self.app.delivery.lanes.values()
+        stopped = [
+            {"stage": lane.stage.name, "partition": lane.tp.partition, "why": lane.stopped}
+            for lane in lanes
+            if lane.stopped
+        ]
+        waiting = sum(1 for lane in lanes if not lane.ready and not lane.stopped)
+        return _json(
+            {"ok": not stopped, "stopped": stopped, "starting": waiting, "lanes": len(lanes)}, 503 if stopped else 200
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        now = time.monotonic()
+        if now - self._metrics_at > METRICS_EVERY_S:
+            self._metrics_at = now
+            self._measure()
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    def _measure(self) -> None:
+        for stage in self.app.delivery.stages.values():
+            size = sum(stage.state.database(p).size_bytes() for p in stage.state.store.partitions)
+            metrics.STATE_BYTES.labels(stage.state.name).set(size)
+        for lane in self.lanes:
+            end = self.app.delivery.log_end(lane.tp)
+            if end is not None:
+                metrics.LAG_RECORDS.labels(lane.stage.name, str(lane.tp.partition)).set(max(0, end - lane.position - 1))
+
+    async def tables(self, request: web.Request) -> web.Response:
+        found = []
+        for stage in self.app.delivery.stages.values():
+            mine = [lane for lane in self.app.delivery.lanes.values() if lane.stage is stage]
+            found.append(
+                {
+                    "state": stage.state.name,
+                    "topic": stage.topic,
+                    "partitions": sorted(lane.tp.partition for lane in mine if lane.ready),
+                    "restoring": sorted(lane.tp.partition for lane in mine if not lane.ready and not lane.stopped),
+                    "stopped": {str(lane.tp.partition): lane.stopped for lane in mine if lane.stopped},
+                    "positions": {str(lane.tp.partition): lane.position + 1 for lane in mine if lane.ready},
+                    "maps": [
+                        {"name": m.name, "help": m.help, "keys_estimate": self._estimate(stage.state, m)}
+                        for m in stage.state.maps.values()
+                    ],
+                    "bytes": sum(stage.state.database(p).size_bytes() for p in stage.state.store.partitions),
+                }
+            )
+        return _json(found)
+
+    @staticmethod
+    def _estimate(state: Any, of: Map[Any]) -> int:
+        return sum(state.database(p).keys_estimate() for p in state.store.partitions) if len(state.maps) == 1 else -1
+
+    def _find(self, request: web.Request) -> tuple[Map[Any], list[Lane]]:
+        name, map_name = request.match_info["state"], request.match_info["map"]
+        lanes = [lane for lane in self.lanes if lane.stage.state.name == name]
+        stage = next((s for s in self.app.delivery.stages.values() if s.state.name == name), None)
+        if stage is None or map_name not in stage.state.maps:
+            known = [f"{s.state.name}/{m}" for s in self.app.delivery.stages.values() for m in s.state.maps]
+            raise web.HTTPNotFound(text=json.dumps({"error": f"no such table; there are {known}"}))
+        return stage.state.maps[map_name], sorted(lanes, key=lambda lane: lane.tp.partition)
+
+    async def rows(self, request: web.Request) -> web.Response:
+        """One page, over the partitions of this worker in order; `next` continues it."""
+        of, lanes = self._find(request)
+        try:
+            limit = min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
+            first = int(request.query.get("partition", 0))
+        except ValueError:
+            return _json({"error": "limit and partition are whole numbers"}, 400)
+        only = "only" in request.query
+        start = bytes.fromhex(request.query.get("start", ""))
+        rows: list[dict[str, Any]] = []
+        following: dict[str, Any] | None = None
+        for lane in lanes:
+            partition = lane.tp.partition
+            if partition < first or (only and partition != first):
+                continue
+            for key, value in lane.view.scan(of, start if partition == first else b"", limit - len(rows) + 1):
+                if len(rows) == limit:
+                    following = {"partition": partition, "start": key.hex()}
+                    break
+                rows.append({"partition": partition, "key": show_key(of, key), "value": show_value(value)})
+            if following:
+                break
+        return _json({"rows": rows, "next": following, "partitions": [lane.tp.partition for lane in lanes]})
+
+    async def row(self, request: web.Request) -> web.Response:
+        of, lanes = self._find(request)
+        key = read_key(of, request.match_info["key"])
+        found = [
+            {"partition": lane.tp.partition, "key": show_key(of, key), "value": show_value(value)}
+            for lane in lanes
+            if (value := lane.view.get(of, key)) is not None
+        ]
+        return _json({"rows": found, "partitions": [lane.tp.partition for lane in lanes]}, 200 if found else 404)
+
+    async def trace(self, request: web.Request) -> web.Response:
+        """Looks an event_id up in every partition this worker owns; a few key look-ups each."""
+        key = request.match_info["event_id"].encode()
+        found: list[dict[str, Any]] = []
+        for lane in self.lanes:
+            maps = lane.stage.state.maps.values()
+            for of in (m for m in maps if isinstance(m, PackedMap) and m in (SEEN, ANSWERED)):
+                value = lane.view.get(of, key)
+                if value is not None:
+                    found.append(self._step(lane, of, value))
+            if OPEN in maps:
+                found.extend(self._open_steps(lane, key.decode()))
+        return _json({"event_id": key.decode(), "steps": found})
+
+    @staticmethod
+    def _step(lane: Lane, of: Map[Any], value: Any) -> dict[str, Any]:
+        return {
+            "stage": lane.stage.name, "map": of.name, "topic": lane.tp.topic, "partition": lane.tp.partition,
+            **show_value(value),
+        }  # fmt: skip
+
+    @staticmethod
+    def _open_steps(lane: Lane, event_id: str) -> list[dict[str, Any]]:
+        known = lane.stage.logic.open_items(lane, event_id)  # type: ignore[attr-defined]
+        return [
+            {
+                "stage": lane.stage.name, "map": OPEN.name, "topic": lane.tp.topic, "partition": lane.tp.partition,
+                "offset": int.from_bytes(key, "big"), "at_ms": item.opened_ms, "task": item.request.task,
+                "light_category": item.light_category, "light_confidence": item.light_confidence,
+            }
+            for key, item in known
+        ]  # fmt: skip
