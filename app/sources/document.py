@@ -1,8 +1,8 @@
 """Bytes to JSON values: strict where RFC 8259 is, tolerant where real producers are, safe against hostile nesting.
 
-msgspec reads nearly everything. What it refuses goes to the standard library, which decides: numbers beyond a double or
-64 bits and halves of surrogate pairs are valid JSON (RFC 8259, sections 6 and 7) and pass. Of a repeated key the last one
-counts, in both.
+msgspec reads nearly everything. What it refuses goes to the standard library, which decides: numbers beyond a double
+or 64 bits and halves of surrogate pairs are valid JSON (RFC 8259, sections 6 and 7) and pass. Of a repeated key the
+last one counts, in both.
 """
 
 import json

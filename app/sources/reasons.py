@@ -1,4 +1,4 @@
-"""Why a record is no valid event: stable words for headers, metrics and grouping. A word, once released, keeps its sense."""
+"""Why a record is no valid event: stable words for headers, metrics and grouping. A released word keeps its sense."""
 
 from typing import Final
 
@@ -19,4 +19,4 @@ REASONS: Final[dict[str, str]] = {
     "bad-cloudevent": "The record is no CloudEvent 1.x in structured or binary mode.",
     "stage-failed": "A stage raised an error on this record alone; the worker's log has it.",
 }
-"""Every reason there is, with its meaning. `app.sources` gives all but the last, which comes from the delivery layer."""
+"""Every reason, with its meaning. `app.sources` gives all but the last, which comes from the delivery layer."""

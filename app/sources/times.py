@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 _UNITS = {"ms": (1, 1), "auto": (1, 1), "s": (1000, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 """Unit to factor and divisor, so that integers stay exact."""
-_YEARLESS = re.compile(r"%(?:[YyGcxs])")
+_WITH_YEAR = re.compile(r"%(?:[YyGcxs])")
 
 
 class BadTime(ValueError):
@@ -125,17 +125,17 @@ def _ms(moment: datetime) -> int:
 
 def _strptime(source: SourceSettings, zone: ZoneInfo) -> TimeReader:
     form = source.time_format
-    has_year = _YEARLESS.search(form.replace("%%", "")) is not None
+    has_year = _WITH_YEAR.search(form.replace("%%", "")) is not None
     # 2000 is a leap year, so that 29 February can be read before the year is known.
     full = form if has_year else f"%Y {form}"
     try:
-        datetime.strptime(datetime(2000, 1, 1, tzinfo=UTC).strftime(full), full)
+        datetime.strptime(datetime(2000, 1, 1, tzinfo=UTC).strftime(full), full)  # noqa: DTZ007 - only tries it
     except ValueError as error:
         raise SettingsError(f"source {source.name}, time_format: {form!r} can't be used ({error})") from None
 
     @functools.lru_cache(maxsize=4096)  # lines of one second share their time, and strptime takes 8 us
     def parsed(text: str) -> datetime:
-        moment = datetime.strptime(text if has_year else f"2000 {text}", full)
+        moment = datetime.strptime(text if has_year else f"2000 {text}", full)  # noqa: DTZ007 - given its zone below
         return moment if moment.tzinfo else moment.replace(tzinfo=zone)
 
     def read(value: object, record_ms: int) -> int:
