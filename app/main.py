@@ -10,12 +10,35 @@ except HeadraceError as error:
     sys.stderr.write(f"headrace: {error}\n")
     raise SystemExit(2) from None
 
-import app.commands.broker
-import app.commands.check
-import app.commands.llm
-import app.commands.produce
-import app.commands.run
-import app.commands.tables
-import app.commands.trace
-import app.commands.worker
-import app.web.worker  # noqa: F401
+__all__ = ["app", "main"]
+
+
+def declare() -> None:
+    """Adds commands, stages and web pages. `from app.commands import x`: `import app.x` would rebind `app`."""
+    from agents import classify, ingest
+    from app.commands import broker  # noqa: F401
+    from app.web import worker as web
+
+    if app.settings.role in ("all", "ingest"):
+        ingest.declare(app)
+    if app.settings.role in ("all", "classify"):
+        classify.declare(app)
+    web.install(app)
+
+
+try:
+    declare()
+except HeadraceError as error:
+    sys.stderr.write(f"headrace: {error}\n")
+    raise SystemExit(2) from None
+
+
+def main() -> None:
+    """The `headrace` program."""
+    from faust.cli.faust import cli
+
+    arguments = list(sys.argv[1:])
+    if "worker" in arguments and not {"-l", "--loglevel"} & set(arguments):
+        # Above info Faust adds a spinner and sets the root logger to DEBUG; what is logged is ours to say (log.level).
+        arguments.insert(arguments.index("worker") + 1, "--loglevel=info")
+    cli.main(["-A", "app.main", "-L", "uvloop", *arguments], prog_name="headrace")
