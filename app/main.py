@@ -15,13 +15,15 @@ __all__ = ["app", "main"]
 
 def declare() -> None:
     """Adds commands, stages and web pages. `from app.commands import x`: `import app.x` would rebind `app`."""
-    from agents import classify, ingest
+    from agents import ingest
     from app.commands import broker  # noqa: F401
     from app.web import worker as web
 
     if app.settings.role in ("all", "ingest"):
         ingest.declare(app)
-    if app.settings.role in ("all", "classify"):
+    if app.settings.role in ("all", "classify") and app.settings.tasks:
+        from agents import classify
+
         classify.declare(app)
     web.install(app)
 

@@ -1,0 +1,5 @@
+"""`python -m app COMMAND` is `headrace COMMAND`."""
+
+from app.main import main
+
+main()

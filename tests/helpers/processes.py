@@ -1,0 +1,104 @@
+"""Real processes of the product, started and ended by pid."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Worker", "free_port", "wait_until"]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(met: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Waits for a condition; returns what it gave.
+
+    Raises:
+        AssertionError: it wasn't met in time.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        got = met()
+        if got:
+            return got
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+
+
+class Worker:
+    """One `headrace worker`, with a data folder and a web port of its own."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self.folder, self.port = folder, free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
+        self.env = {**clean, **env, "HEADRACE_DATA_DIR": str(folder), "HEADRACE_WEB__PORT": str(self.port)}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.starts = 0
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "worker.log"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        self.starts += 1
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "app", "worker"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env, start_new_session=True,
+                cwd=Path(__file__).parents[2],
+            )  # fmt: skip
+
+    def ready_times(self) -> int:
+        return self.log.read_text(errors="replace").count("headrace.delivery: ready;") if self.log.exists() else 0
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        had = self.ready_times()
+        wait_until(lambda: self.ready_times() > had or self._ended(), seconds, f"worker ready; see {self.log}")
+        assert not self._ended(), self.log.read_text(errors="replace")[-3000:]
+
+    def _ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self, seconds: float = 20) -> int:
+        """SIGTERM; returns the exit status (a worker that doesn't stop in time is killed, and fails the caller)."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise AssertionError(f"worker {self.pid} did not stop within {seconds} s; see {self.log}") from None
+        return self.process.returncode
