@@ -226,7 +226,12 @@ def _records(job: Job) -> Iterator[tuple[Item | Unusable, bytes | None]]:
 
 def _read(path: Path, chosen: Format | None) -> Iterator[Item | Unusable]:
     try:
-        yield from read_items(None if path == Path("-") else path, sys.stdin.buffer, chosen)
+        if path != Path("-"):
+            yield from read_items(path, chosen)
+            return
+        # A reader of our own: Python aborts at exit when a thread still waits inside sys.stdin's.
+        with open(sys.stdin.fileno(), "rb", closefd=False) as stream:  # noqa: PTH123 - a descriptor has no path
+            yield from read_items(None, chosen, stream)
     except OSError as error:
         yield Unusable(str(path), f"can't be read ({error.strerror})")
 

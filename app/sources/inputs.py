@@ -68,23 +68,25 @@ def format_of(path: Path | None) -> Format:
     return "file" if path.is_dir() else SUFFIXES.get(path.suffix.lower(), "jsonl")
 
 
-def read_items(path: Path | None, stdin: BinaryIO, chosen: Format | None = None) -> Iterator[Item | Unusable]:
-    """The records of a file, of a folder, or of standard input (no path).
+def read_items(
+    path: Path | None, chosen: Format | None = None, stream: BinaryIO | None = None
+) -> Iterator[Item | Unusable]:
+    """The records of a file, of a folder, or (no path) of an open stream.
 
     Raises:
         OSError: the file can't be read.
     """
     how = chosen or format_of(path)
     if path is None:
-        yield from _read_stream(stdin, "line", how)
+        yield from _read_stream(stream or io.BytesIO(), "line", how)
     elif path.is_dir():
         for file in sorted(path.rglob("*.json")):
             yield Item(str(file), file.read_bytes())
     elif how == "file":
         yield Item(str(path), path.read_bytes())
     else:
-        with path.open("rb") as stream:
-            yield from _read_stream(stream, f"{path} line", how)
+        with path.open("rb") as file_stream:
+            yield from _read_stream(file_stream, f"{path} line", how)
 
 
 def _read_stream(stream: BinaryIO, where: str, how: Format) -> Iterator[Item | Unusable]:
