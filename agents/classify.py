@@ -16,7 +16,6 @@ import msgspec
 from aiokafka.structs import ConsumerRecord
 from app.inference.batcher import LightBatcher
 from app.llm.deep import DeepClassifier, Unanswerable
-from app.logic.dead import dead_headers
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
@@ -27,6 +26,7 @@ from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.errors import ModelRefused, ModelUnavailable
+from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Answer, Bad, ModelRequest
 from tables.open_work import ANSWERED, OPEN, Answered, OpenItem, open_key

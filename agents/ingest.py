@@ -1,16 +1,13 @@
 """Ingest: validate, deduplicate, drop noise, and let rules decide, all on one decoded batch in one transaction.
 
-What no rule decides goes to `model-requests`; clean-events is written for others. Records without a key, and sources that
-say `rekey`, take a hop by event_id first, so that copies of an event meet in one partition.
+What no rule decides goes to `model-requests`; clean-events is written for others. Records without a key, and sources
+that say `rekey`, take a hop by event_id first, so that copies of an event meet in one partition.
 """
 
 import zlib
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
-from app.logic.dead import dead_headers
-from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
-from app.sources.source import Source, compile_source
 
 from agents.expiry import Expiry
 from app import metrics
@@ -18,9 +15,12 @@ from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
+from app.logic.dead import dead_headers
 from app.logic.rekey import rekey_headers, unwrap
 from app.logic.requests import request_key
+from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
 from app.settings import Settings, SourceSettings
+from app.sources.source import Source, compile_source
 from models.events import Bad, Event, Headers, ModelRequest, Origin
 from models.results import Result
 from models.results import Source as ResultSource

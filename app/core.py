@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +43,8 @@ class App(faust.App):  # type: ignore[misc]
     delivery: Delivery
     settings: Settings
     started_at: float
+    helpers: list[tuple[str, Callable[[], Coroutine[Any, Any, None]]]]
+    """Name and task of what runs beside the stages as long as the worker does."""
     closers: list[Callable[[], Awaitable[None]]]
     """Called when the worker stops, after its lanes are closed."""
     _lock_file: IO[str] | None = None
@@ -60,9 +62,11 @@ class App(faust.App):  # type: ignore[misc]
             self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
         await super().on_first_start()
         self.delivery.watch(self.delivery.supervise(), "supervisor")
+        for name, helper in self.helpers:
+            self.delivery.watch(helper(), name)
 
     async def on_stop(self) -> None:
-        await self.delivery.close_lanes()
+        await self.delivery.stop()
         for close in self.closers:
             await close()
         await super().on_stop()
@@ -149,7 +153,7 @@ def build(settings: Settings) -> App:
         web_cors_options=None,
         logging_config=logging_config(settings),
     )
-    built.settings, built.delivery, built.closers = settings, delivery, []
+    built.settings, built.delivery, built.helpers, built.closers = settings, delivery, [], []
     delivery.attach(built)
     return built
 

@@ -36,7 +36,14 @@ MIN_FREE_BYTES = 200 << 20
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
-JVM = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-Xshare:auto", "-Djava.awt.headless=true")
+JVM = (
+    "-Xms256m",
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=4",
+    "-Xshare:auto",
+    "-Djava.awt.headless=true",
+)
 
 LOG4J = """Configuration:
   status: warn
@@ -74,7 +81,7 @@ def jars(say: Callable[[str], None] = lambda _: None) -> Path:
     work = Path(tempfile.mkdtemp(prefix="kafka-", dir=folder.parent))
     try:
         _resolve(work)
-        os.replace(work / "jars", folder)
+        (work / "jars").replace(folder)
     except OSError as error:
         if not folder.is_dir():  # another process was quicker: then its copy serves
             raise BrokerError(f"Kafka's jars can't be put into {folder}: {error}") from error
@@ -96,7 +103,7 @@ def _resolve(work: Path) -> None:
         found = [Path(jar) for jar in builder.from_endpoint(ENDPOINT).all_jars]
         binding = [Path(jar) for jar in builder.from_endpoint(LOG_BINDING).all_jars]
         found += [jar for jar in binding if jar.name.startswith("log4j-slf4j-impl")]
-    except Exception as error:  # noqa: BLE001  # the resolver raises whatever its HTTP client and parser raise
+    except Exception as error:  # the resolver raises whatever its HTTP client and parser raise
         raise BrokerError(
             f"Kafka {VERSION} can't be fetched ({type(error).__name__}: {str(error)[:200]}); is there a network? Behind a "
             "proxy set HTTPS_PROXY and REQUESTS_CA_BUNDLE; or point KAFKA_HOME at an unpacked Kafka"
@@ -186,7 +193,11 @@ class EmbeddedKafka:
                 file.write(b"x")
                 file.flush()
         except OSError as error:
-            what = {errno.EROFS: "is on a read-only disk", errno.ENOSPC: "is on a full disk", errno.EACCES: "can't be written"}
+            what = {
+                errno.EROFS: "is on a read-only disk",
+                errno.ENOSPC: "is on a full disk",
+                errno.EACCES: "can't be written",
+            }
             why = what.get(error.errno or 0, f"can't be used ({error.strerror})")
             raise BrokerError(f"data folder {self.data_dir} {why}; choose another with --data-dir") from error
         free = shutil.disk_usage(self.data_dir).free
@@ -265,7 +276,9 @@ class EmbeddedKafka:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise BrokerError(f"data folder {self.data_dir} can't be formatted: {(done.stderr or done.stdout).strip()[-500:]}")
+            raise BrokerError(
+                f"data folder {self.data_dir} can't be formatted: {(done.stderr or done.stdout).strip()[-500:]}"
+            )
 
     def _launch(self, libs: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -350,5 +363,3 @@ def _die_with_parent() -> None:
     """In the child: ends with us even when we are killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-

@@ -22,11 +22,13 @@ def default_port() -> int:
 
 
 @cli.command("broker", short_help="Start a real Apache Kafka on this machine.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port on 127.0.0.1; 0 is any. Default: kafka.bootstrap_servers'.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port on 127.0.0.1; 0 is any. Default: kafka.bootstrap_servers'."
+)
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Its folder. Default: kafka in the data folder.")
 @click.option("--advertised-host", default="127.0.0.1", show_default=True, help="What clients are told to connect to.")
 def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> None:
-    """Start a real Apache Kafka (one node, KRaft) and stay in the foreground.
+    r"""Start a real Apache Kafka (one node, KRaft) and stay in the foreground.
 
     Prints one line, `ready HOST:PORT`, when clients may connect. Stops in order on Ctrl-C or SIGTERM.
 

@@ -9,16 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
-from functools import lru_cache
 from typing import Any
 
 from aiokafka.errors import KafkaError
-from aiokafka.partitioner import murmur2
 from aiokafka.structs import TopicPartition
 
 from app import metrics
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox, Send
+from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.stage import Stage
 from app.delivery.state import APPLIED, State, decode_applied
@@ -58,6 +57,7 @@ class Delivery:
         self.dead_letter = settings.topic("dead-letter")
         self._consumer: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._watched: set[asyncio.Task[Any]] = set()
         self._output_bytes = 0
         self._output_room: asyncio.Condition | None = None
         self._beat = time.monotonic()
@@ -82,7 +82,7 @@ class Delivery:
         count = self.partitions.get(topic)
         if count is None:
             raise OutputError(f"topic {topic} isn't there; `headrace check` tells what is missing")
-        return fallback % count if key is None else _murmur2(key, count)
+        return fallback % count if key is None else partition_for(key, count)
 
     async def fence(self, assigned: set[Any]) -> None:
         """Opens a lane for each input partition: from here on nobody else can write for it.
@@ -156,7 +156,9 @@ class Delivery:
         self._output_room = self._output_room or asyncio.Condition()
         for lane in self.lanes.values():
             lane.start()
-        mine = ", ".join(f"{s.name}: {sum(lane.stage is s for lane in self.lanes.values())}" for s in self.stages.values())
+        mine = ", ".join(
+            f"{s.name}: {sum(lane.stage is s for lane in self.lanes.values())}" for s in self.stages.values()
+        )
         log.info("ready; partitions of this worker: %s", mine if self.lanes else "none, it stands by")
 
     async def committed(self, tp: TopicPartition) -> int | None:
@@ -174,6 +176,14 @@ class Delivery:
         lanes, self.lanes = self.lanes, {}
         if lanes:
             await asyncio.gather(*[lane.close() for lane in lanes.values()])
+
+    async def stop(self) -> None:
+        """Closes the lanes, then ends all helper tasks; producers get a moment to abort what was open."""
+        await self.close_lanes()
+        for task in list(self._watched):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=4.0)
 
     def stop_producer(self, producer: Any) -> None:
         """Ends a producer beside everything else; its open transaction is aborted so that readers don't wait for it."""
@@ -270,11 +280,13 @@ class Delivery:
         task = asyncio.ensure_future(work)
         task.set_name(name)
         self._tasks.add(task)
+        self._watched.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._watched.discard(task)
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
@@ -337,8 +349,3 @@ class Delivery:
 
 HALF_DELETE_RETENTION_MS = 12 * 3600 * 1000
 """Half of Kafka's delete.retention.ms (24 h): an older copy may have missed tombstones that are gone by now."""
-
-
-@lru_cache(200_000)
-def _murmur2(key: bytes, count: int) -> int:
-    return int(murmur2(key) & 0x7FFFFFFF) % count

@@ -24,6 +24,7 @@ from app import metrics
 from app.core import App
 from app.delivery.lane import Lane
 from app.delivery.maps import Map, PackedMap
+from app.web.announce import announce
 from tables.open_work import ANSWERED, OPEN
 from tables.seen import SEEN
 
@@ -39,6 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def install(app: App) -> None:
     """Adds the routes to the app's web server."""
+    app.helpers.append(("announcer", lambda: announce(app)))
     pages = Pages(app)
     faust_web: Any = app.web
     server: web.Application = faust_web.web_app

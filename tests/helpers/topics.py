@@ -48,7 +48,10 @@ async def end_offsets(bootstrap: str, topic: str, partitions: int = 4) -> dict[i
 async def read(bootstrap: str, topic: str, partitions: int = 4, isolation: str = "read_committed") -> list[Any]:
     """Every record of a topic, by partition and offset."""
     consumer = aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level=isolation, enable_auto_commit=False, max_partition_fetch_bytes=4 << 20
+        bootstrap_servers=bootstrap,
+        isolation_level=isolation,
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=4 << 20,
     )
     await consumer.start()
     found: list[Any] = []
