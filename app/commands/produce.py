@@ -230,7 +230,7 @@ def _read(path: Path, chosen: Format | None) -> Iterator[Item | Unusable]:
             yield from read_items(path, chosen)
             return
         # A reader of our own: Python aborts at exit when a thread still waits inside sys.stdin's.
-        with open(sys.stdin.fileno(), "rb", closefd=False) as stream:  # noqa: PTH123 - a descriptor has no path
+        with open(sys.stdin.fileno(), "rb", closefd=False) as stream:
             yield from read_items(None, chosen, stream)
     except OSError as error:
         yield Unusable(str(path), f"can't be read ({error.strerror})")
