@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from aiokafka.structs import ConsumerRecord
 from app.inference.batcher import LightBatcher
-from app.llm.deep import DeepClassifier, Unanswerable
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
@@ -26,6 +25,7 @@ from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.errors import ModelRefused, ModelUnavailable
+from app.llm.deep import DeepClassifier, Unanswerable
 from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Answer, Bad, ModelRequest

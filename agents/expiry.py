@@ -35,7 +35,7 @@ class Expiry:
 
     def _old(self, view: View, now_ms: int) -> list[tuple[bytes, bytes]]:
         limit = self.of.age_limit(now_ms - self.horizon_ms)
-        found = []
+        found: list[tuple[bytes, bytes]] = []
         for record, packed in view.scan_rows(self.of.records, self.of.records):
             if record >= limit or len(found) >= RECORDS_A_TIME:
                 break

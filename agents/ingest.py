@@ -5,6 +5,7 @@ that say `rekey`, take a hop by event_id first, so that copies of an event meet 
 """
 
 import zlib
+from typing import TypeAlias
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
@@ -32,7 +33,7 @@ _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_seen = msgspec.msgpack.Decoder(Seen).decode
 
-Raw = ConsumerRecord[bytes, bytes]
+Raw: TypeAlias = ConsumerRecord[bytes, bytes]
 
 
 class Ingest:

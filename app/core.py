@@ -37,7 +37,7 @@ HEARTBEATS_PER_SESSION = 5
 PORTS_TRIED = 50
 
 
-class App(faust.App):  # type: ignore[misc]
+class App(faust.App):
     """The Faust app, with the delivery layer attached."""
 
     delivery: Delivery

@@ -405,7 +405,8 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"sources: each topic may be read by one source, given {', '.join(topics)}")
         known = {s.name for s in self.sources}
-        for rule in (*self.noise, *self.tasks):
+        rules: list[NoiseRule | TaskSettings] = [*self.noise, *self.tasks]
+        for rule in rules:
             for name in rule.sources:
                 if name not in known:
                     raise ValueError(f"{rule.name}: source {name!r} isn't declared; there are {', '.join(known)}")

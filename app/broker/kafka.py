@@ -24,7 +24,7 @@ from typing import IO
 
 from app.errors import BrokerError
 
-__all__ = ["EmbeddedKafka", "cache_folder", "jars"]
+__all__ = ["EmbeddedKafka", "cache_folder", "die_with_parent", "free_port", "jars", "port_is_free"]
 
 VERSION = "4.3.0"
 ENDPOINT = f"org.apache.kafka:kafka_2.13:{VERSION}"
@@ -129,6 +129,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def port_is_free(port: int) -> bool:
+    """Whether a server can listen on 127.0.0.1 at this port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class EmbeddedKafka:
     """One broker process of ours on a data folder.
 
@@ -228,15 +239,11 @@ class EmbeddedKafka:
     def _check_port(self) -> None:
         if not self.port:
             return
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", self.port))
-            except OSError as error:
-                raise BrokerError(
-                    f"port {self.port} on 127.0.0.1 is taken ({error.strerror}); another broker may run there. Choose "
-                    "another with --port, and set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to it"
-                ) from error
+        if not port_is_free(self.port):
+            raise BrokerError(
+                f"port {self.port} on 127.0.0.1 is taken; another broker may run there. Choose another with --port, and "
+                "set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to it"
+            )
 
     def _format(self, libs: Path) -> None:
         controller = free_port()
@@ -295,7 +302,7 @@ class EmbeddedKafka:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C goes to us, and we stop it in order
             pass_fds=(self._lock.fileno(),),
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def _await_ready(self) -> None:
@@ -359,7 +366,7 @@ class EmbeddedKafka:
             self._lock = None
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: ends with us even when we are killed (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -285,7 +285,8 @@ class Lane:
 
     def _take(self) -> list[ConsumerRecord[bytes, bytes]]:
         """Up to a batch of records."""
-        limit, records = self.delivery.batch_records, []
+        limit = self.delivery.batch_records
+        records: list[ConsumerRecord[bytes, bytes]] = []
         while self.inbox and len(records) < limit:
             fetched = self.inbox.popleft()
             self.inbox_records -= len(fetched.records)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -74,7 +74,7 @@ class Outbox:
         row = out_of.row(key)
         self.changelog[row] = self.local[row] = None
 
-    def put_packed(self, into: PackedMap, at_ms: int, unique: int, rows: list[tuple[bytes, bytes]]) -> None:
+    def put_packed(self, into: PackedMap[Any], at_ms: int, unique: int, rows: list[tuple[bytes, bytes]]) -> None:
         """Sets many keys of a packed map with one changelog record.
 
         Args:
@@ -90,7 +90,7 @@ class Outbox:
         for key, value in rows:
             self.local[prefix + key] = value
 
-    def expire_packed(self, out_of: PackedMap, record: bytes, packed: bytes, found: Iterable[bytes | None]) -> None:
+    def expire_packed(self, out_of: PackedMap[Any], record: bytes, packed: bytes, found: Iterable[bytes | None]) -> None:
         """Removes one packed record and those of its rows that it still owns.
 
         Args:

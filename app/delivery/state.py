@@ -41,7 +41,7 @@ def decode_applied(raw: bytes) -> Applied:
     return _applied.decode(raw)
 
 
-class BatchSchema(faust.Schema):  # type: ignore[misc]
+class BatchSchema(faust.Schema[Any, Any]):
     """Hands a list of raw records through Faust as one value."""
 
     def loads_key(self, app: Any, message: Any, **_: Any) -> None:
@@ -51,7 +51,7 @@ class BatchSchema(faust.Schema):  # type: ignore[misc]
         return message.value
 
 
-class State(faust.Table):  # type: ignore[misc]
+class State(faust.Table[bytes, bytes]):
     """A table of ours.
 
     Args:

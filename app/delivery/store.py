@@ -98,10 +98,11 @@ class Database:
         self._closed = False
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        return self._db[keys] if keys else []  # type: ignore[no-any-return]
+        found: Any = self._db
+        return found[keys] if keys else []  # type: ignore[no-any-return]
 
     def get(self, key: bytes) -> bytes | None:
-        return self._db.get(key)  # type: ignore[no-any-return]
+        return self._db.get(key)
 
     def scan(self, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose key begins with `prefix`, from `start` on, in key order."""
@@ -164,7 +165,7 @@ def prefix_end(prefix: bytes) -> bytes:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""
 
 
-class Store(FaustStore[bytes, bytes]):  # type: ignore[misc]
+class Store(FaustStore[bytes, bytes]):
     """What Faust's table machinery asks of a store. Reads and writes go through `Database`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -49,14 +49,15 @@ class Fetched(NamedTuple):
         return sum(len(r.value or b"") + len(r.key or b"") + 64 for r in self.records)
 
 
-class ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
+class ConsumerThread(driver.AIOKafkaConsumerThread):
     """Runs the aiokafka consumer; everything here is called in its own thread and loop."""
 
     delivery: "Delivery"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.delivery = self.app.delivery
+        app: Any = self.app
+        self.delivery = app.delivery
         self._reported: dict[TP, int] = {}
         self._room = asyncio.Event()
 
@@ -85,7 +86,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         """A lane has room again: ends the wait of a fetch. May be called from any thread."""
         self.thread_loop.call_soon_threadsafe(self._room.set)
 
-    async def _fetch_records(
+    async def _fetch_records(  # type: ignore[override]  # a batch with its offsets, where Faust has a plain list
         self,
         consumer: aiokafka.AIOKafkaConsumer,
         active_partitions: set[TP],
@@ -140,14 +141,15 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):  # type: ignore[misc]
         return taken
 
 
-class Consumer(driver.Consumer):  # type: ignore[misc]
+class Consumer(driver.Consumer):
     """Yields batches, and leaves acks and commits to the lanes."""
 
     _thread: ConsumerThread
 
     @property
     def delivery(self) -> "Delivery":
-        return self.app.delivery  # type: ignore[no-any-return]
+        app: Any = self.app
+        return app.delivery  # type: ignore[no-any-return]
 
     def _new_consumer_thread(self) -> ConsumerThread:
         return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -159,17 +161,18 @@ class Consumer(driver.Consumer):  # type: ignore[misc]
             return
         changelogs = self.app.tables.changelog_topics
         for tp, fetched in batches.items():
+            batch: Any = fetched  # what our own thread made: see ConsumerThread._fetch_records
             if not self.flow_active or self.app.consumer_generation_id != generation:
                 return  # a rebalance: everything is fetched again after the seek
             restoring = tp.topic in changelogs
-            offset = fetched.next - 1
-            value = fetched.records if restoring else fetched
+            offset = batch.next - 1
+            value: Any = batch.records if restoring else batch
             if not restoring:
                 self._read_offset[tp] = None  # lanes check what they get; Faust's own filter would drop a second read
             yield (
                 tp,
                 ConsumerMessage(
-                    tp.topic, tp.partition, offset, 0, 0, (), None, value, None, 0, 0, tp, generation_id=generation
+                    tp.topic, tp.partition, offset, 0, 0, None, None, value, None, 0, 0, tp, generation_id=generation
                 ),
             )
 
@@ -212,18 +215,23 @@ class Consumer(driver.Consumer):  # type: ignore[misc]
         """Faust's livelock check looks at acks; ours watches the lanes (see `Delivery`)."""
 
 
-class Producer(driver.Producer):  # type: ignore[misc]
+class Producer(driver.Producer):
     """Faust's own producer: it starts, and nothing is sent through it. Lanes have their own."""
 
+    @property
+    def delivery(self) -> "Delivery":
+        app: Any = self.app
+        return app.delivery  # type: ignore[no-any-return]
+
     def _settings_auth(self) -> dict[str, Any]:
-        return {k: v for k, v in client_kwargs(self.app.delivery.settings.kafka).items() if k != "bootstrap_servers"}
+        return {k: v for k, v in client_kwargs(self.delivery.settings.kafka).items() if k != "bootstrap_servers"}
 
     def _settings_default(self) -> dict[str, Any]:
         drop = ("security_protocol", "request_timeout_ms")
         return {k: v for k, v in super()._settings_default().items() if k not in drop}
 
 
-class Transport(driver.Transport):  # type: ignore[misc]
+class Transport(driver.Transport):
     Consumer = Consumer
     Producer = Producer
 
