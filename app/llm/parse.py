@@ -1,0 +1,194 @@
+r"""From a model's text to checked answers: number to category, and nothing that isn't certain.
+
+An item is answered when its number stands in the answer once (or several times with the same label) and its label is
+one of the task's categories. Everything else is missing and is asked again: a wrong category that is believed costs
+more than another call. Never by position.
+
+Read are, in this order: a JSON object of number and label, a JSON array of `"7:label"` or of small objects, lines
+`7: label`. Code fences and remarks around them and thoughts (`<think>`) are dropped first.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+__all__ = ["parse_answers"]
+
+END_MARKS = " \t\r\n.,;:!?*`'\"()[]<>。，；：！？、“”‘’「」《》（）【】"
+"""What models put around a label."""
+
+NUMBER_KEYS = ("number", "id", "n", "no", "item", "index")
+LABEL_KEYS = ("category", "label", "answer", "class", "c")
+
+_THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_THOUGHT_END = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_THOUGHT_START = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*(?:#|no\.?|item|message)?\s*([0-9]{1,4})(?:\.0+)?\s*[.):：]?\s*", re.IGNORECASE)
+_PAIR = re.compile(
+    r"(\s*(?:#|no\.?|item|message)?\s*[0-9]{1,4}(?:\.0+)?)\s*(?:[:：=)]|\.|-|->|→)\s*(.*)", re.IGNORECASE
+)
+_LINE = re.compile(r"[-*\s]*" + _PAIR.pattern, re.IGNORECASE)
+_OPEN_PAIR = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*")\s*([,}])')
+_OPEN_ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*([,\]])')
+_OPEN_LEVEL = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*:\s*(?=[\[{])')
+
+Said = tuple[int, str]
+
+
+class _Pairs(list[tuple[str, object]]):
+    """An object as its pairs: a dict would hide that a number came twice."""
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_Pairs)
+
+
+def parse_answers(text: str, n: int, categories: Sequence[str], finish_reason: str = "") -> dict[int, str]:
+    """The certain answers, by number from 1 to n; numbers that are missing are to be asked again.
+
+    Args:
+        text: what the model said.
+        n: how many items were asked.
+        categories: the allowed labels; matched in any case and with end marks around.
+        finish_reason: `length` says that the text was cut: its last, half answer is not used.
+    """
+    known = {category.casefold(): category for category in categories}
+    said = _said(_without_thoughts(text), cut=finish_reason == "length")
+    found: dict[int, set[str | None]] = {}
+    for number, label in said:
+        found.setdefault(number, set()).add(known.get(label.strip(END_MARKS).casefold()))
+    answers = {}
+    for number, labels in found.items():
+        [only] = labels if len(labels) == 1 else (None,)
+        if 1 <= number <= n and only is not None:
+            answers[number] = only
+    return dict(sorted(answers.items()))
+
+
+def _without_thoughts(text: str) -> str:
+    """Drafts hold other labels than the answer. Some servers cut off the opening tag, a cut answer lacks the end."""
+    text = _THOUGHT.sub(" ", text)
+    text = _THOUGHT_END.split(text)[-1]
+    return _THOUGHT_START.split(text)[0]
+
+
+def _said(text: str, cut: bool) -> list[Said]:
+    whole, rest = _json_values(text)
+    said = [pair for value in whole for pair in _pairs(value)]
+    if rest and (cut or not said):
+        said.extend(_unfinished(rest))
+    if said or "{" in text or '["' in text:
+        # JSON that held nothing of use isn't read again as lines: its strings may be the messages' own words.
+        return said
+    return _lines(text, cut)
+
+
+def _json_values(text: str) -> tuple[list[object], str]:
+    """Every whole object or array on the top level, and the tail from the first that has no end."""
+    values: list[object] = []
+    at = 0
+    while (start := _start(text, at)) >= 0:
+        try:
+            value, at = _decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            return values, text[start:]
+        values.append(value)
+    return values, ""
+
+
+def _start(text: str, at: int) -> int:
+    found = re.compile(r"\{|\[(?=\s*[\[{\"])").search(text, at)
+    return found.start() if found else -1
+
+
+def _pairs(value: object) -> Iterator[Said]:
+    """What an object or array says, at most one level down."""
+    if isinstance(value, _Pairs):
+        yield from _object(value)
+        for _, inner in value:
+            if isinstance(inner, _Pairs):
+                yield from _object(inner)
+            elif isinstance(inner, list):
+                yield from _array(inner)
+    elif isinstance(value, list):
+        yield from _array(value)
+
+
+def _object(pairs: _Pairs) -> Iterator[Said]:
+    for key, value in pairs:
+        number = _number(key)
+        if number is not None:
+            # A value that is no label still counts: it contradicts a second one.
+            yield number, value if isinstance(value, str) else _label_of(value)
+
+
+def _array(values: list[object]) -> Iterator[Said]:
+    for value in values:
+        if isinstance(value, str):
+            yield from _numbered(value)
+        elif isinstance(value, _Pairs):
+            numbers = [_number(inner) for key, inner in value if key.casefold() in NUMBER_KEYS]
+            if len(numbers) == 1 and numbers[0] is not None:
+                yield numbers[0], _label_of(value)
+            elif not numbers:
+                yield from _object(value)
+
+
+def _label_of(value: object) -> str:
+    labels = [v for k, v in value if k.casefold() in LABEL_KEYS] if isinstance(value, _Pairs) else []
+    return labels[0] if len(labels) == 1 and isinstance(labels[0], str) else ""
+
+
+def _number(value: object) -> int | None:
+    """Reads `7`, `7.0`, `"7"`, `"#7"`, `"7."`; anything else is no number of an item."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return int(value) if 0 < value < 10_000 and value == int(value) else None
+    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    return int(found[1]) if found else None
+
+
+def _numbered(text: str) -> Iterator[Said]:
+    if (found := _PAIR.fullmatch(text.strip())) and (number := _number(found[1])) is not None:
+        yield number, found[2]
+
+
+def _unfinished(text: str) -> list[Said]:
+    """The finished pairs of an object or array that was cut, read from its start.
+
+    Token by token, not by search: a message's own words inside a string stay inside it.
+    """
+    said: list[Said] = []
+    at = 1
+    while (level := _OPEN_LEVEL.match(text, at)) and text[0] == "{":
+        text, at = text[level.end() :], 1
+    while True:
+        if text[0] == "{" and (pair := _OPEN_PAIR.match(text, at)):
+            key, label, at = _string(pair[1]), _string(pair[2]), pair.end()
+            if (number := _number(key)) is not None:
+                said.append((number, label))
+        elif text[0] == "[" and (item := _OPEN_ITEM.match(text, at)):
+            said.extend(_numbered(_string(item[1])))
+            at = item.end()
+        else:
+            return said
+
+
+def _string(quoted: str) -> str:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return ""
+
+
+def _lines(text: str, cut: bool) -> list[Said]:
+    """Lines `7: label`. Their numbers must rise: a message that is repeated with its line breaks breaks the order."""
+    rows = text.splitlines()
+    if cut and rows:
+        rows.pop()
+    said = []
+    for row in rows:
+        if (found := _LINE.fullmatch(row.strip())) and (number := _number(found[1])) is not None:
+            said.append((number, found[2]))
+    numbers = [number for number, _ in said]
+    return said if numbers == sorted(numbers) else []
