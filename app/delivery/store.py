@@ -99,7 +99,7 @@ class Database:
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         found: Any = self._db
-        return found[keys] if keys else []  # type: ignore[no-any-return]
+        return list(found[keys]) if keys else []
 
     def get(self, key: bytes) -> bytes | None:
         return self._db.get(key)

@@ -1,0 +1,64 @@
+"""Each private name of faust-streaming, mode-streaming and aiokafka that app/delivery uses: an upgrade fails here first."""
+
+import inspect
+from importlib.metadata import version
+
+import aiokafka
+import pytest
+from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.subscription_state import TopicPartitionState
+from aiokafka.producer.transaction_manager import TransactionManager
+from faust.transport import consumer as faust_consumer
+from faust.transport.drivers import aiokafka as driver
+
+
+@pytest.mark.parametrize(
+    ("package", "pinned"), [("faust-streaming", "0.15.3"), ("mode-streaming", "0.7.1"), ("aiokafka", "0.14.0")]
+)
+def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: str) -> None:
+    assert version(package) == pinned
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (driver.AIOKafkaConsumerThread, "_create_worker_consumer"),
+        (driver.AIOKafkaConsumerThread, "_fetch_records"),
+        (driver.AIOKafkaConsumerThread, "_ensure_consumer"),
+        (driver.Consumer, "_new_consumer_thread"),
+        (driver.Producer, "_settings_auth"),
+        (driver.Producer, "_settings_default"),
+        (faust_consumer.Consumer, "_wait_next_records"),
+        (faust_consumer.Consumer, "_add_gap"),
+        (faust_consumer.Consumer, "wait_empty"),
+        (faust_consumer.Consumer, "perform_seek"),
+        (Fetcher, "_create_fetch_waiter"),
+        (Fetcher, "fetched_records"),
+        (TransactionManager, "is_in_transaction"),
+    ],
+)
+def test_the_name_is_still_there(owner: type, name: str) -> None:
+    assert callable(getattr(owner, name))
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute"),
+    [
+        (aiokafka.AIOKafkaConsumer.__init__, "self._subscription"),
+        (aiokafka.AIOKafkaConsumer.start, "self._fetcher"),
+        (aiokafka.AIOKafkaConsumer.__init__, "self._closed"),
+        (Fetcher.__init__, "self._subscriptions"),
+        (Fetcher.__init__, "self._closed"),
+        (TopicPartitionState.__init__, "self._position"),
+        (aiokafka.AIOKafkaProducer.__init__, "self._txn_manager"),
+        (faust_consumer.Consumer.__init__, "self._unacked_messages"),
+        (faust_consumer.Consumer.__init__, "self._read_offset"),
+    ],
+)
+def test_the_attribute_is_still_set(owner: object, attribute: str) -> None:
+    assert attribute in inspect.getsource(owner)  # type: ignore[arg-type]
+
+
+def test_a_fetch_with_no_wait_gives_only_what_is_buffered() -> None:
+    source = inspect.getsource(Fetcher.fetched_records)
+    assert "if drained or not timeout" in source
