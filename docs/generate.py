@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from app.settings import SECRETS, Settings
 
-__all__ = ["FILE", "rows", "rewritten", "sections"]
+__all__ = ["FILE", "rewritten", "rows", "sections"]
 
 FILE = Path(__file__).parent / "configuration.md"
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
