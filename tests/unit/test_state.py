@@ -1,7 +1,7 @@
 """Maps, outbox, overlay and the local copy (app.delivery)."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,7 +18,7 @@ PACKED: PackedMap[int] = PackedMap("packed", b"k", b"K", int, bucket_s=10)
 class FakeState:
     """A State without Faust: just what View and State._expand use."""
 
-    _packed = {b"K": PACKED}
+    _packed: ClassVar = {b"K": PACKED}
     _expand = State._expand
     apply = State.apply
 

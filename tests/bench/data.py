@@ -1,0 +1,97 @@
+"""The input of a benchmark: made once, appended as big record batches, and what must come out of it."""
+
+import json
+import random
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import aiokafka
+from aiokafka.partitioner import murmur2
+
+__all__ = ["NOISE", "PARTITIONS", "Expected", "preload"]
+
+PARTITIONS = 4
+NOISE = ("heartbeat", "debug")
+TYPES = ("order", "payment", "logistics", "login", *NOISE, "review", "refund", "search", "cart")
+"""Two of ten are noise."""
+TEXT = "用户反馈 支付 失败 the payment could not be completed, please check the gateway response code and retry later"
+REPEATED, BROKEN = 0.1, 0.02
+REACH = 1000
+"""How many records back a repeated one may lie."""
+USERS = 20_000
+BATCH_BYTES = 1_000_000
+CUT = 10
+"""Bytes that a broken record lacks at its end."""
+
+
+@dataclass
+class Expected:
+    """What a right job makes of the input."""
+
+    events: int = 0
+    size_bytes: int = 0
+    clean: set[str] = field(default_factory=set)
+    noise: set[str] = field(default_factory=set)
+    broken: Counter[int] = field(default_factory=Counter)
+    """CRC-32 of each broken record."""
+
+
+async def preload(bootstrap: str, topic: str, count: int, seed: int = 1) -> Expected:
+    """Appends `count` records to a topic that exists and is empty."""
+    rnd = random.Random(seed)
+    text = json.dumps(TEXT, ensure_ascii=False)
+    keys = [f"u{n}".encode() for n in range(USERS)]
+    places = [(murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in keys]
+    expected = Expected(events=count)
+    recent: list[tuple[int, bytes]] = []
+    producer = aiokafka.AIOKafkaProducer(
+        bootstrap_servers=bootstrap, acks="all", max_batch_size=BATCH_BYTES, max_request_size=4 << 20
+    )
+    await producer.start()
+    try:
+        builders = [producer.create_batch() for _ in range(PARTITIONS)]
+        for number in range(count):
+            if recent and rnd.random() < REPEATED:
+                user, value = recent[rnd.randrange(len(recent))]
+                if not value.endswith(b"}}"):
+                    expected.broken[zlib.crc32(value)] += 1
+            else:
+                user, value = _event(rnd, number, text, expected)
+                if len(recent) < REACH:
+                    recent.append((user, value))
+                else:
+                    recent[number % REACH] = (user, value)
+            expected.size_bytes += len(value)
+            place = places[user]
+            if builders[place].append(key=keys[user], value=value, timestamp=None) is None:
+                builders[place].close()
+                await producer.send_batch(builders[place], topic, partition=place)
+                builders[place] = producer.create_batch()
+                builders[place].append(key=keys[user], value=value, timestamp=None)
+        for place, builder in enumerate(builders):
+            builder.close()
+            await producer.send_batch(builder, topic, partition=place)
+        await producer.flush()
+    finally:
+        await producer.stop()
+    return expected
+
+
+def _event(rnd: random.Random, number: int, text: str, expected: Expected) -> tuple[int, bytes]:
+    """A new record, and notes what must become of it."""
+    event_id = f"{rnd.getrandbits(128):032x}"
+    kind = TYPES[rnd.randrange(len(TYPES))]
+    user = rnd.randrange(USERS)
+    value = (
+        f'{{"event_id": "{event_id}", "event_type": "{kind}", "event_time": {1_764_000_000_000 + number}, '
+        f'"source_system": "app", "trace_id": "{rnd.getrandbits(128):032x}", "payload": {{"message": {text}, '
+        f'"amount": {rnd.random() * 100:.2f}, "user": "u{user}", "order_id": "o{rnd.getrandbits(40)}", '
+        f'"channel": "web", "region": "eu-central-1"}}}}'
+    ).encode()
+    if rnd.random() < BROKEN:
+        value = value[:-CUT]
+        expected.broken[zlib.crc32(value)] += 1
+    else:
+        (expected.noise if kind in NOISE else expected.clean).add(event_id)
+    return user, value
