@@ -281,7 +281,7 @@ class LightSettings(Section):
 
     enabled: bool = Field(True, description="False: what no rule decides goes straight to the deep model.")
     threshold: float = Field(
-        0.6,
+        0.85,
         ge=0,
         le=1,
         description="Confidence from which a light answer stands. Set so that the demo stream ends about "
