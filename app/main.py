@@ -16,7 +16,7 @@ __all__ = ["app", "main"]
 def declare() -> None:
     """Adds commands, stages and web pages. `from app.commands import x`: `import app.x` would rebind `app`."""
     from agents import ingest
-    from app.commands import broker, produce, run, tables, trace  # noqa: F401
+    from app.commands import broker, check, produce, run, tables, trace  # noqa: F401
     from app.web import worker as web
 
     if app.settings.role in ("all", "ingest"):

@@ -202,8 +202,8 @@ class Machine:
     @staticmethod
     async def _partitions(consumer: aiokafka.AIOKafkaConsumer, topic: str) -> list[int]:
         consumer.subscribe([topic])
-        while not (found := consumer.partitions_for_topic(topic)):
-            await asyncio.sleep(0.2)  # noqa: ASYNC110  # the client has no event for new metadata
+        while not (found := consumer.partitions_for_topic(topic)):  # noqa: ASYNC110  # no event tells of new metadata
+            await asyncio.sleep(0.2)
         consumer.unsubscribe()
         return sorted(found)
 

@@ -1,0 +1,304 @@
+"""`headrace check`: is all there that a worker needs? Each line says ok, warn or FAIL, and what to do."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
+from aiokafka.structs import ConsumerRecord, TopicPartition
+from faust.cli.base import cli
+
+from app import topics
+from app.commands.fleet import run
+from app.core import app, settings
+from app.delivery.probe import initial_offset, probe, read_tail
+from app.delivery.transaction import new_producer
+from app.errors import BrokerError
+from app.kafka import admin
+from app.logic.rules import NoiseRules, TaskRouter, condition_fields
+from app.settings import SourceSettings
+from app.sources.source import compile_source
+from models.events import Bad, Event
+
+__all__ = ["check"]
+
+CONNECT_TIMEOUT_S = 3.0
+
+
+class Findings:
+    """Prints what was found, and counts what is wrong."""
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def ok(self, text: str) -> None:
+        click.echo(f"  ok    {text}")
+
+    def warn(self, text: str) -> None:
+        click.echo(f"  warn  {text}")
+
+    def fail(self, text: str) -> None:
+        self.wrong += 1
+        click.echo(f"  FAIL  {text}")
+
+
+@cli.command("check", short_help="Check settings, Kafka, topics and rights; show what a sample record becomes.")
+@click.option("--acls", is_flag=True, help="Print the ACLs that a worker needs, as kafka-acls.sh lines, and stop.")
+@click.option(
+    "--sample", type=click.Path(exists=True, allow_dash=True, path_type=Path), help="Show what its first line becomes."
+)
+@click.option("--source", "source_name", help="The source that reads the sample. Default: the first.")
+def check(acls: bool, sample: Path | None, source_name: str | None) -> None:
+    r"""Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
+
+    The newest record of each source is shown as the event that it becomes; with --sample, a line of yours is, and Kafka
+    isn't asked. Exit status 1: something is wrong.
+
+    \b
+    Examples:
+      headrace check
+      headrace check --acls
+      headrace check --sample events.jsonl --source orders
+    """
+    found = Findings()
+    if acls:
+        click.echo("\n".join(acl_lines()))
+        return
+    if sample is not None:
+        _sample(sample, source_name, found)
+    else:
+        run(lambda: _check(found))
+    if found.wrong:
+        click.echo(f"{found.wrong} things are wrong")
+        raise SystemExit(1)
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+def _source(name: str | None) -> SourceSettings:
+    for source in settings.sources:
+        if name is None or source.name == name:
+            return source
+    known = ", ".join(s.name for s in settings.sources)
+    raise click.UsageError(f"there is no source {name!r}; declared are {known}")
+
+
+def _sample(path: Path, name: str | None, found: Findings) -> None:
+    raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    value = raw if path.suffix == ".json" else next((line for line in raw.splitlines() if line.strip()), b"")
+    record = ConsumerRecord(
+        topic=settings.source_topic(_source(name)), partition=0, offset=0, timestamp=_now_ms(), timestamp_type=0, key=None,
+        value=value, checksum=None, serialized_key_size=0, serialized_value_size=len(value), headers=(),
+    )  # fmt: skip
+    _show(record, _source(name), found)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _show(record: Any, source: SourceSettings, found: Findings) -> None:
+    """One record as the event, dead letter, noise or route that it becomes."""
+    read = compile_source(source, settings, condition_fields(settings), with_text=bool(settings.tasks)).read(record)
+    where = f"source {source.name}, {record.topic} partition {record.partition} offset {record.offset}"
+    if isinstance(read, Bad):
+        field = f" field {read.field}:" if read.field else ""
+        found.fail(f"{where}: a dead letter, {read.reason}:{field} {read.message}")
+        return
+    rule = NoiseRules(settings).match(read, source.name)
+    if source.types and read.event_type not in source.types:
+        becomes = "not let through (types)"
+    elif rule is not None:
+        becomes = f"noise by rule {rule}"
+    else:
+        route = TaskRouter(settings).route(read, source.name)
+        details = {k: getattr(route, k) for k in ("task", "category", "rule", "skip_light") if hasattr(route, k)}
+        becomes = f"{type(route).__name__} {details}"
+    found.ok(f"{where}: {becomes}")
+    for name, value in _fields(read):
+        click.echo(f"          {name} = {str(value)[:200]}")
+
+
+def _fields(event: Event) -> Iterable[tuple[str, Any]]:
+    return [(k, v) for k, v in msgspec.structs.asdict(event).items() if v not in ("", {}, None)]
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------------
+
+
+async def _check(found: Findings) -> None:
+    click.echo(
+        f"settings: {len(settings.sources)} sources, {len(settings.noise)} noise rules, {len(settings.tasks)} tasks"
+    )
+    for source in settings.sources:
+        compile_source(source, settings, condition_fields(settings))
+    NoiseRules(settings), TaskRouter(settings)
+    found.ok("settings are valid")
+    click.echo(f"Kafka at {settings.kafka.bootstrap_servers} ({settings.kafka.security_protocol})")
+    await _brokers(found)
+    if found.wrong:
+        return
+    counts = await _topics(found)
+    await _rights(found)
+    click.echo("sources")
+    for source in settings.sources:
+        await _backlog(source, counts, found)
+
+
+async def _brokers(found: Findings) -> None:
+    """Each broker must be reachable under the name that it tells clients (its advertised listener)."""
+    async with admin(settings.kafka) as client:
+        cluster = await client.describe_cluster()
+    brokers = cluster["brokers"]
+    found.ok(f"reachable; {len(brokers)} broker{'s' if len(brokers) != 1 else ''}")
+    for broker in brokers:
+        host, port = broker["host"], broker["port"]
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        except (OSError, TimeoutError) as error:
+            why = "its name can't be resolved" if isinstance(error, socket.gaierror) else "it doesn't answer there"
+            found.fail(
+                f"broker {broker['node_id']} says it is at {host}:{port}, and {why} from here. The first address worked, but "
+                "clients go on to this one: set the broker's advertised.listeners to a name that this machine can reach"
+            )
+            continue
+        found.ok(f"broker {broker['node_id']} at {host}:{port}")
+
+
+async def _topics(found: Findings) -> dict[str, int]:
+    click.echo("topics")
+    wanted = {t.name: t for t in topics.topics(settings)}
+    names = [*wanted, *[settings.source_topic(s) for s in settings.sources]]
+    counts = await topics.counts(settings, names)
+    configs = await _configs([name for name in wanted if name in counts])
+    for name in names:
+        if name not in counts:
+            if settings.kafka.manage_topics == "create":
+                found.ok(f"{name}: not there yet; a worker makes it")
+            else:
+                found.fail(f"{name}: missing, and kafka.manage_topics is `check`: make it")
+            continue
+        _topic(name, counts[name], wanted.get(name), configs.get(name, {}), found)
+    return counts
+
+
+def _topic(name: str, partitions: int, topic: topics.Topic | None, config: dict[str, str], found: Findings) -> None:
+    for key, value in (topic.config if topic else {}).items():
+        given = config.get(key)
+        if given is None:
+            continue
+        if key.endswith("bytes") and int(given) < int(value):
+            found.warn(f"{name}: {key} is {given}; {value} lets records of full size pass with our headers")
+        elif key == "cleanup.policy" and set(given.split(",")) != set(value.split(",")):
+            found.warn(f"{name}: {key} is {given}; {value} is meant")
+    found.ok(f"{name}: {partitions} partitions")
+
+
+async def _configs(names: list[str]) -> dict[str, dict[str, str]]:
+    if not names:
+        return {}
+    async with admin(settings.kafka) as client:
+        answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+    found: dict[str, dict[str, str]] = {}
+    for answer in answers:
+        for resource in answer.resources:
+            found[resource[3]] = {entry[0]: entry[1] for entry in resource[4]}
+    return found
+
+
+async def _rights(found: Findings) -> None:
+    """Does what a worker does, with names of its kind, and says what is refused."""
+    click.echo("rights")
+    group = app.conf.id
+
+    async def transact() -> None:
+        producer = await new_producer(settings, settings.topic("headrace-check"))
+        await producer.stop()
+
+    async def join() -> None:
+        async with admin(settings.kafka) as client:
+            await client.list_consumer_group_offsets(group)
+
+    steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+        (f"transactions with ids {settings.topic('headrace')}-*", transact),
+        (f"consumer group {group}", join),
+    ]
+    for what, step in steps:
+        try:
+            await step()
+        except (
+            TransactionalIdAuthorizationFailed,
+            GroupAuthorizationFailedError,
+            TopicAuthorizationFailedError,
+        ) as error:
+            found.fail(f"{what}: refused ({type(error).__name__}); `headrace check --acls` prints what is needed")
+        except KafkaError as error:
+            raise BrokerError(f"{what}: {type(error).__name__}: {error}") from error
+        else:
+            found.ok(what)
+
+
+async def _backlog(source: SourceSettings, counts: dict[str, int], found: Findings) -> None:
+    topic = settings.source_topic(source)
+    if topic not in counts:
+        return
+    tps = [TopicPartition(topic, p) for p in range(counts[topic])]
+    async with admin(settings.kafka) as client:
+        stood = await client.list_consumer_group_offsets(app.conf.id)
+    async with probe(settings.kafka) as consumer:
+        starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+        backlog, newest = 0, None
+        for tp in tps:
+            at = stood[tp].offset if tp in stood and stood[tp].offset >= 0 else None
+            if at is None:
+                at = await initial_offset(consumer, tp, source.start, starts[tp], ends[tp])
+            backlog += max(0, ends[tp] - max(at, starts[tp]))
+            if newest is None and ends[tp] > starts[tp]:
+                async for record in read_tail(consumer, tp, max(starts[tp], ends[tp] - 2), ends[tp]):
+                    newest = record
+    found.ok(f"{source.name}: topic {topic}, start {source.start}, backlog {backlog} records")
+    if newest is not None:
+        _show(newest, source, found)
+
+
+# -- ACLs --------------------------------------------------------------------------------------------------------------
+
+
+def acl_lines() -> list[str]:
+    """The rights of a worker, as kafka-acls.sh lines."""
+    kafka, name = settings.kafka, settings.topic("headrace")
+    user = f"User:{kafka.username}" if kafka.username else "User:YOUR-USER"
+    base = f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers} --add --allow-principal '{user}'"
+    lines = [
+        f"{base} --operation Read --operation Describe --topic '{settings.source_topic(source)}'"
+        for source in settings.sources
+    ]
+    own = "--operation Read --operation Write --operation Describe --operation DescribeConfigs"
+    if kafka.manage_topics == "create":
+        own += " --operation Create"
+    lines += [f"{base} {own} --topic '{topic.name}'" for topic in topics.topics(settings)]
+    lines += [
+        f"{base} {own} --topic '{name}-' --resource-pattern-type prefixed",
+        f"{base} --operation Read --operation Describe --group '{name}' --resource-pattern-type prefixed",
+        f"{base} --operation Write --operation Describe --transactional-id '{name}-' --resource-pattern-type prefixed",
+        f"{base} --operation Describe --cluster",
+    ]
+    return lines
