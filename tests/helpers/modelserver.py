@@ -1,0 +1,358 @@
+"""A model server to break on purpose: OpenAI's chat completions on 127.0.0.1, with faults by script.
+
+It answers right by keywords unless told otherwise, and knows the prompt's format on its own: it imports nothing of
+the application, so that a changed prompt shows as a failing test.
+
+    async with ModelServer(latency_ms=50) as server:
+        server.script(status(429, retry_after="1"), hang(), answer(missing=[3]))   # one fault a wire call, in order
+        ...
+        assert server.calls[0].items == ["where is my parcel", ...]
+
+As a process: `python -m tests.helpers.modelserver --port 0 --latency-ms 50`, which prints
+`ready HOST:PORT`. Its `/faults` (POST a JSON list of faults, or `{"always": {...}}`, or `{"always": null}`), `/calls`
+(GET) and `/counts` (GET) script and inspect it from outside.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+__all__ = [
+    "Call",
+    "Fault",
+    "ModelServer",
+    "answer",
+    "category_of",
+    "drip",
+    "error_object",
+    "hang",
+    "raw",
+    "reset",
+    "status",
+    "stream",
+]
+
+KEYWORDS: tuple[tuple[str, str], ...] = (
+    ("refund|charge|paid|payment|invoice|card|fee|money|退款|扣款|扣了|付款|支付|发票|账单|银行卡|信用卡", "payment"),
+    ("parcel|package|courier|deliver|shipment|tracking|ship |快递|包裹|物流|配送|收货|签收|寄", "logistics"),
+    ("order|stock|basket|quantity|cancel|buy|订单|下单|补货|现货|购买|取消", "order"),
+)
+"""First match wins; nothing matches: other."""
+
+ITEM = re.compile(r'^(\d+): (".*")$', re.MULTILINE)
+
+
+def category_of(text: str) -> str:
+    """What the server answers for a text."""
+    return next((name for words, name in KEYWORDS if re.search(words, text, re.IGNORECASE)), "other")
+
+
+@dataclass
+class Fault:
+    """What one wire call does instead of answering right. Build it with the functions below."""
+
+    kind: str = "answer"
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: str = ""
+    seconds: float = 3600.0
+    missing: list[int] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    twice: dict[str, str] = field(default_factory=dict)
+    cut_at: int = 0
+    prefix: str = ""
+    suffix: str = ""
+    finish_reason: str = ""
+    usage: bool = True
+
+
+def status(
+    code: int, *, retry_after: str | None = None, error_code: str = "", headers: dict[str, str] | None = None
+) -> Fault:
+    """An HTTP error with OpenAI's error object."""
+    extra = {"Retry-After": retry_after} if retry_after is not None else {}
+    body = json.dumps({"error": {"message": "the stub says no", "code": error_code or None, "type": error_code or "x"}})
+    return Fault(kind="raw", status=code, headers={**(headers or {}), **extra}, body=body)
+
+
+def hang(seconds: float = 3600.0) -> Fault:
+    """Reads the request and says nothing for so long; then answers right."""
+    return Fault(kind="hang", seconds=seconds)
+
+
+def drip(seconds: float = 3600.0) -> Fault:
+    """Sends headers at once and then a space every 0.1 s for so long; then the right answer."""
+    return Fault(kind="drip", seconds=seconds)
+
+
+def reset() -> Fault:
+    """Reads the request and cuts the connection with no answer."""
+    return Fault(kind="reset")
+
+
+def raw(body: str, code: int = 200, content_type: str = "application/json") -> Fault:
+    """Exactly this body."""
+    return Fault(kind="raw", status=code, body=body, headers={"Content-Type": content_type})
+
+
+def error_object(code: int = 429, message: str = "slow down") -> Fault:
+    """An error in a 200."""
+    return raw(json.dumps({"error": {"code": code, "message": message}}))
+
+
+def stream() -> Fault:
+    """The right answer as `data:` chunks that nobody asked for."""
+    return Fault(kind="stream")
+
+
+def answer(
+    *,
+    missing: Sequence[int] = (),
+    extra: dict[int, str] | None = None,
+    wrong: dict[int, str] | None = None,
+    twice: dict[int, str] | None = None,
+    cut_at: int = 0,
+    prefix: str = "",
+    suffix: str = "",
+    finish_reason: str = "",
+    usage: bool = True,
+) -> Fault:
+    """An answer with something off.
+
+    Args:
+        missing: numbers left out.
+        extra: numbers nobody asked for, with a label.
+        wrong: another label for a number (also one that is no category).
+        twice: numbers that come a second time, with this label.
+        cut_at: finish_reason length, inside the label of this number.
+        prefix: put before the JSON (a thought, a fence).
+        suffix: put behind it.
+        finish_reason: other than stop.
+        usage: False leaves token counts out.
+    """
+
+    def keyed(labels: dict[int, str] | None) -> dict[str, str]:
+        return {str(number): label for number, label in (labels or {}).items()}
+
+    return Fault(
+        missing=list(missing), extra=keyed(extra), wrong=keyed(wrong), twice=keyed(twice), cut_at=cut_at,
+        prefix=prefix, suffix=suffix, finish_reason=finish_reason, usage=usage,
+    )  # fmt: skip
+
+
+@dataclass
+class Call:
+    """One wire call as it came in."""
+
+    at: float
+    """time.monotonic of the server's process."""
+    items: list[str]
+    body: dict[str, Any]
+    headers: dict[str, str]
+    fault: str
+    done: bool = False
+    """False: under way, or cut off by the client."""
+
+
+class ModelServer:
+    """The server inside the test's own event loop.
+
+    Args:
+        port: 0 is any.
+        latency_ms: of every answer.
+        api_key: when set, other keys get 401.
+        idle_s: idle connections are closed after this, as real servers do.
+    """
+
+    def __init__(self, port: int = 0, *, latency_ms: float = 0.0, api_key: str = "", idle_s: float = 75.0) -> None:
+        self.port, self.latency_ms, self.api_key, self.idle_s = port, latency_ms, api_key, idle_s
+        self.calls: list[Call] = []
+        self.in_flight = self.most_in_flight = 0
+        self.always: Fault | None = None
+        """Done on every call that has no fault of the script."""
+        self.by_text: dict[str, str] = {}
+        """Label by exact text, over the keywords. A label that is no category spoils every answer for that text."""
+        self._script: list[Fault] = []
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def script(self, *faults: Fault) -> None:
+        """Appends faults, one a wire call; calls after the last are answered right."""
+        self._script.extend(faults)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/chat/completions", self._completion)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._models)
+        app.router.add_post("/faults", self._faults)
+        app.router.add_get("/calls", self._list)
+        app.router.add_get("/counts", self._counts)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, keepalive_timeout=self.idle_s, shutdown_timeout=0.1, access_log=None
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+    async def stop(self) -> None:
+        """Closes the port; may be started again on the same one."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "stub", "object": "model"}]})
+
+    async def _faults(self, request: web.Request) -> web.Response:
+        given = await request.json()
+        if isinstance(given, dict):
+            self.always = Fault(**given["always"]) if given["always"] else None
+        else:
+            self.script(*(Fault(**fault) for fault in given))
+        return web.json_response({"left": len(self._script)})
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response([asdict(call) for call in self.calls])
+
+    async def _counts(self, request: web.Request) -> web.Response:
+        items = [text for call in self.calls for text in call.items]
+        return web.json_response(
+            {"calls": len(self.calls), "items": len(items), "in_flight": self.in_flight, "most": self.most_in_flight}
+        )
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        asked = body["messages"][-1]["content"]
+        numbered = {int(number): json.loads(text) for number, text in ITEM.findall(asked)}
+        fault = self._script.pop(0) if self._script else self.always or Fault()
+        call = Call(time.monotonic(), list(numbered.values()), body, dict(request.headers), fault.kind)
+        self.calls.append(call)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            if self.latency_ms:
+                await asyncio.sleep(self.latency_ms / 1000)
+            if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+                return web.json_response({"error": {"code": "invalid_api_key", "message": "no"}}, status=401)
+            response = await self._act(request, fault, numbered, body)
+            call.done = True
+            return response
+        finally:
+            self.in_flight -= 1
+
+    async def _act(
+        self, request: web.Request, fault: Fault, numbered: dict[int, str], body: dict[str, Any]
+    ) -> web.StreamResponse:
+        if fault.kind == "raw":
+            return web.Response(
+                body=fault.body.encode(),
+                status=fault.status,
+                headers={"Content-Type": "application/json", **fault.headers},
+            )
+        if fault.kind == "reset":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if fault.kind == "hang":
+            await asyncio.sleep(fault.seconds)
+        if fault.kind == "drip":
+            return await self._drip(request, fault, numbered, body)
+        whole = self._completed(fault, numbered, body)
+        if fault.kind == "stream":
+            return web.Response(text=_chunks(whole), content_type="text/event-stream")
+        return web.json_response(whole)
+
+    async def _drip(
+        self, request: web.Request, fault: Fault, numbered: dict[int, str], body: dict[str, Any]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        end = time.monotonic() + fault.seconds
+        while time.monotonic() < end:
+            await response.write(b" ")
+            await asyncio.sleep(0.1)
+        await response.write(json.dumps(self._completed(fault, numbered, body)).encode())
+        await response.write_eof()
+        return response
+
+    def _label(self, text: str) -> str:
+        return self.by_text.get(text) or category_of(text)
+
+    def _completed(self, fault: Fault, numbered: dict[int, str], body: dict[str, Any]) -> dict[str, Any]:
+        said = [(str(n), self._label(text)) for n, text in numbered.items() if n not in fault.missing]
+        said = [(number, fault.wrong.get(number, label)) for number, label in said]
+        said += [*fault.twice.items(), *fault.extra.items()]
+        text = "{" + ",".join(f"{json.dumps(n)}:{json.dumps(label, ensure_ascii=False)}" for n, label in said) + "}"
+        finish = fault.finish_reason or "stop"
+        if fault.cut_at:
+            at = text.index(f'"{fault.cut_at}":"') + len(f'"{fault.cut_at}":"') + 3
+            text, finish = text[:at], "length"
+        # Rough counts, the same for the same prompt; the tests' sums are checked against them.
+        usage = {
+            "prompt_tokens": sum(len(m["content"]) for m in body["messages"]) // 4,
+            "completion_tokens": max(len(text) // 4, 1),
+        }
+        usage["total_tokens"] = sum(usage.values())
+        return {
+            "id": f"stub-{len(self.calls)}",
+            "object": "chat.completion",
+            "model": body.get("model", "stub"),
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": finish,
+                    "message": {"role": "assistant", "content": fault.prefix + text + fault.suffix},
+                }
+            ],
+            **({"usage": usage} if fault.usage else {}),
+        }
+
+
+def _chunks(whole: dict[str, Any]) -> str:
+    choice = whole["choices"][0]
+    content = choice["message"]["content"]
+    parts = [{"delta": {"content": content[i : i + 7]}, "finish_reason": None} for i in range(0, len(content), 7)]
+    parts.append({"delta": {}, "finish_reason": choice["finish_reason"]})
+    rows = [json.dumps({"model": whole["model"], "choices": [part]}) for part in parts]
+    rows.append(json.dumps({"model": whole["model"], "choices": [], "usage": whole["usage"]}))
+    return "".join(f"data: {row}\n\n" for row in [*rows, "[DONE]"])
+
+
+async def _serve(port: int, latency_ms: float) -> None:
+    async with ModelServer(port, latency_ms=latency_ms) as server:
+        print(f"ready 127.0.0.1:{server.port}", flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    given = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(given.port, given.latency_ms))
+
+
+if __name__ == "__main__":
+    main()
