@@ -32,7 +32,6 @@ when = [{{ field = "event_type", op = "in", value = [{noise}] }}]
 ROOT = Path(__file__).parents[2]
 SHARE = {"faust": 20}
 """Contestants that get only this part of the events, since they are slow."""
-STALL_S = 60.0
 Spawn = Callable[[Path, str, str, str], tuple[list[str], dict[str, str], str]]
 """Folder, bootstrap, input topic and prefix -> command, environment and consumer group."""
 
@@ -99,8 +98,12 @@ def _round(name: str, folder: Path, bootstrap: str, topic: str, expected: Expect
         )  # fmt: skip
     meter = Meter(process.pid)
     meter.start()
+
+    def alive() -> bool:
+        return process.poll() is None
+
     try:
-        asyncio.run(outputs.await_progress(bootstrap, group, topic, expected.events, STALL_S))
+        asyncio.run(outputs.await_progress(bootstrap, group, topic, expected.events, alive))
     except TimeoutError as error:
         raise SystemExit(f"{name}: {error}\n{log.read_text(errors='replace')[-3000:]}") from None
     finally:

@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
@@ -43,7 +44,7 @@ class Meter(threading.Thread):
 
     def _note_peaks(self, family: list[psutil.Process]) -> None:
         for process in family:
-            with contextlib.suppress(OSError), open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+            with contextlib.suppress(OSError), Path(f"/proc/{process.pid}/status").open(encoding="ascii") as file:
                 for line in file:
                     if line.startswith("VmHWM:"):
                         self.peaks[process.pid] = int(line.split()[1]) << 10

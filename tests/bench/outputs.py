@@ -3,11 +3,13 @@
 import asyncio
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiokafka
 import msgspec
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from tests.bench.data import PARTITIONS, Expected
@@ -16,6 +18,7 @@ __all__ = ["Outcome", "await_progress", "drop", "judge", "make"]
 
 OUTPUTS = ("clean-events", "sink-noise", "dead-letter")
 POLL_S = 0.25
+STALL_S = 60.0
 
 
 class EventId(msgspec.Struct, gc=False):
@@ -56,8 +59,8 @@ async def drop(bootstrap: str, prefix: str) -> None:
         await admin.close()
 
 
-async def await_progress(bootstrap: str, group: str, topic: str, count: int, seconds: float) -> None:
-    """Waits until a group has committed `count` records of a topic, or fails after so long without progress."""
+async def await_progress(bootstrap: str, group: str, topic: str, count: int, alive: Callable[[], bool]) -> None:
+    """Waits until a group has committed `count` records of a topic, or fails when it ends or stalls."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     loop = asyncio.get_running_loop()
@@ -65,12 +68,15 @@ async def await_progress(bootstrap: str, group: str, topic: str, count: int, sec
     try:
         while last < count:
             await asyncio.sleep(POLL_S)
-            found = await admin.list_consumer_group_offsets(group)
+            try:
+                found = await admin.list_consumer_group_offsets(group)
+            except KafkaError:  # the coordinator isn't there before a group's first member
+                found = {}
             done = sum(max(0, o.offset) for tp, o in found.items() if tp.topic == topic)
             if done != last:
                 moved, last = loop.time(), done
-            elif loop.time() - moved > seconds:
-                raise TimeoutError(f"{group} stands at {last} of {count} for {seconds:.0f} s")
+            elif not alive() or loop.time() - moved > STALL_S:
+                raise TimeoutError(f"{group} ended or stalled at {last} of {count}")
     finally:
         await admin.close()
 

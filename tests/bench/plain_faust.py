@@ -64,5 +64,4 @@ async def ingest(stream: Any) -> None:
 if __name__ == "__main__":
     from faust.cli.faust import cli
 
-    sys.argv[1:] = []
     cli.main(["-A", "tests.bench.plain_faust", "-L", "uvloop", "worker", "-l", "info", "--without-web"])
