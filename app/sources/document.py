@@ -109,7 +109,7 @@ def _parse_strictly(value: bytes) -> Any | Bad:
 
 def clean(text: str) -> str:
     """Text that every UTF-8 encoder takes: each half of a surrogate pair becomes U+FFFD."""
-    return _SURROGATE.sub("\ufffd", text)
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def compact(value: object) -> str:

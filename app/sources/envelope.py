@@ -74,7 +74,7 @@ class EnvelopeReader:
 
     def _event(self, envelope: Envelope, value: bytes, record: Record) -> Event | Bad:
         event_id = envelope.event_id
-        if type(event_id) is not str or not event_id or len(event_id) * 4 > self.max_id_bytes:
+        if type(event_id) is not str or not 0 < len(event_id) <= self.max_id_bytes or not event_id.isascii():
             checked = identifier(event_id, "event_id", self.max_id_bytes)
             if isinstance(checked, Bad):
                 return checked
@@ -116,7 +116,7 @@ class EnvelopeReader:
         if not text and type(payload) is dict:
             text = payload.get("message") or payload.get("text")
         if isinstance(text, str) and text:
-            event.text = text if text.isascii() else clean(text)
+            event.text = clean(text)
         else:
             event.text = (
                 f"{event.event_type} {'' if payload is None else compact(payload)[:MAX_FALLBACK_CHARS]}".rstrip()

@@ -16,6 +16,9 @@ __all__ = ["MAX_FALLBACK_CHARS", "Mapping", "entity_of", "identifier", "tracepar
 MAX_FALLBACK_CHARS = 2000
 """A document that stands in for a text is cut to this: what the models read anyway (llm.max_item_chars)."""
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+"""ASCII, keys in order, no white space: one text for one value, whatever layout it came in."""
+
 FINGERPRINT_CHARS = 32
 """128 bits of SHA-256 in hex: no collision among any number of events that fits a table."""
 
@@ -132,8 +135,7 @@ class Mapping:
         if all(value is None for value in values):
             # All such records would share one id, and all but the first would vanish as its duplicates.
             return _missing(self.fingerprint_paths)
-        canonical = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
-        return hashlib.sha256(canonical).hexdigest()[:FINGERPRINT_CHARS]
+        return hashlib.sha256(_canonical(values).encode()).hexdigest()[:FINGERPRINT_CHARS]
 
     def _scalar(self, value: object, field: str) -> str | Bad:
         if value is None:

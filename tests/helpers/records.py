@@ -1,32 +1,18 @@
-"""Records as a source sees them, and the shared data that tests read."""
+"""Records as a source sees them."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from app.settings import Settings, SourceSettings
 from app.sources.inputs import ProbeRecord
 from app.sources.source import Source, compile_source
 from models.events import Headers
 
-SHARED = Path(__file__).parents[2].parent / "shared"
 SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
 
 NOW_MS = 1_796_000_000_000
 """2026-11-29T..., the timestamp of every record that doesn't say otherwise."""
-
-
-def shared(*parts: str) -> Path:
-    """A file or folder of the shared data; skips where it isn't there, except in CI."""
-    path = SHARED.joinpath("data", *parts)
-    if not path.exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"shared data {'/'.join(parts)} is missing")
-        pytest.skip(f"shared data {'/'.join(parts)} isn't on this machine")
-    return path
 
 
 def record(value: bytes | None, *, key: bytes | None = None, headers: Headers = (), at_ms: int = NOW_MS) -> ProbeRecord:
