@@ -15,8 +15,10 @@ __all__ = ["app", "main"]
 
 def declare() -> None:
     """Adds commands, stages and web pages. `from app.commands import x`: `import app.x` would rebind `app`."""
+    import faust.cli.faust  # noqa: F401  # Faust's own commands first: ours of the same name take their place
+
     from agents import ingest
-    from app.commands import broker, check, produce, run, tables, trace  # noqa: F401
+    from app.commands import broker, check, llm, produce, run, tables, trace  # noqa: F401
     from app.web import worker as web
 
     if app.settings.role in ("all", "ingest"):
