@@ -1,0 +1,279 @@
+"""One wire call: what comes back, what is raised, what is sent."""
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from app.errors import ModelRefused, ModelUnavailable, SettingsError
+from app.llm.answer import PromptRefused, parse_retry_after
+from app.llm.client import ChatClient, Completion
+from app.settings import LlmSettings
+from tests.helpers import modelserver as ms
+
+pytestmark = pytest.mark.timeout(30)
+
+MESSAGES = ({"role": "system", "content": "Classify."}, {"role": "user", "content": '1: "my refund"\n2: "hello"'})
+SCHEMA = {"type": "object"}
+ANSWER = '{"1":"payment","2":"other"}'
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ms.ModelServer]:
+    async with ms.ModelServer() as running:
+        yield running
+
+
+async def call(server: ms.ModelServer | str, schema: Any = SCHEMA, **llm: Any) -> Completion:
+    url = server if isinstance(server, str) else server.base_url
+    async with ChatClient(LlmSettings(**{"base_url": url, "model": "m1", **llm})) as client:
+        return await client.complete(MESSAGES, schema=schema, max_tokens=77)
+
+
+async def test_completion_holds_text_usage_and_finish_reason(server: ms.ModelServer) -> None:
+    server.latency_ms = 30
+    found = await call(server)
+    assert (found.text, found.finish_reason, found.model) == (ANSWER, "stop", "m1")
+    assert (found.prompt_tokens, found.completion_tokens) == (8, 6)
+    assert 25 <= found.latency_ms < 2000
+
+
+async def test_request_holds_model_schema_and_limits(server: ms.ModelServer) -> None:
+    await call(server)
+    body = server.calls[0].body
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("m1", 77, 0.0)
+    assert body["response_format"]["json_schema"]["schema"] == SCHEMA
+    assert "Authorization" not in server.calls[0].headers
+
+
+async def test_key_is_sent_and_never_told(server: ms.ModelServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    server.api_key = "right-key-1234"
+    assert (await call(server, api_key=SecretStr("right-key-1234\n"))).text == ANSWER
+    with pytest.raises(ModelRefused) as refused:
+        await call(server, api_key=SecretStr("wrong-key-5678"))
+    with pytest.raises(SettingsError) as bad:
+        await call(server, api_key=SecretStr("schlüssel-9999"))
+    assert refused.value.status == 401
+    told = caplog.text + str(refused.value) + repr(refused.value) + str(bad.value)
+    assert not [key for key in ("1234", "5678", "9999") if f"key-{key}" in told or f"schlüssel-{key}" in told]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(ms.status(code), code) for code in (408, 409, 425, 429, 500, 502, 503, 529)]
+    + [
+        (ms.reset(), None),
+        (ms.raw("{"), 200),
+        (ms.raw(""), 200),
+        (ms.raw("[1]"), 200),
+        (ms.raw('{"choices":[]}'), 200),
+        (ms.raw("<html>", 200, "text/html"), 200),
+        (ms.raw("[" * 100_000), 200),
+        (ms.error_object(429), 429),
+        (ms.raw('{"error":"overloaded"}'), 503),
+        (ms.raw('data: {"error":{"message":"x"}}\n\n', 200, "text/event-stream"), 503),
+        (ms.raw('data: {"choices":[{"delta":{"content":"{"}}]}\n\n', 200, "text/event-stream"), 200),
+    ],
+)
+async def test_passing_trouble_is_retryable(server: ms.ModelServer, fault: ms.Fault, status: int | None) -> None:
+    server.script(fault)
+    with pytest.raises(ModelUnavailable) as raised:
+        await call(server)
+    assert (raised.value.status, raised.value.retryable, len(server.calls)) == (status, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(ms.status(code), code) for code in (400, 401, 402, 403, 404, 422, 302)]
+    + [
+        (ms.status(429, error_code="insufficient_quota"), 429),
+        (ms.raw('{"error":{"code":"insufficient_quota","message":"x"}}'), 503),
+        (ms.error_object(401, "bad key"), 401),
+    ],
+)
+async def test_lasting_trouble_is_not_retryable(server: ms.ModelServer, fault: ms.Fault, status: int) -> None:
+    server.script(fault)
+    with pytest.raises(ModelRefused) as raised:
+        await call(server)
+    assert (raised.value.status, raised.value.retryable, len(server.calls)) == (status, False, 1)
+
+
+async def test_error_does_not_repeat_what_the_server_says(server: ms.ModelServer) -> None:
+    server.script(ms.raw('{"error":{"message":"you said: my refund","code":"bad \\n code<my refund>"}}', 400))
+    with pytest.raises(ModelRefused) as raised:
+        await call(server)
+    assert "my refund" not in str(raised.value)
+
+
+async def test_prompt_that_is_too_long_is_told_apart_from_bad_settings(server: ms.ModelServer) -> None:
+    server.script(ms.raw('{"error":{"code":400,"type":"exceed_context_size_error","message":"request exceeds"}}', 400))
+    with pytest.raises(PromptRefused):
+        await call(server)
+
+
+async def test_server_without_structured_output_is_asked_without_it_and_that_is_remembered(
+    server: ms.ModelServer,
+) -> None:
+    server.script(ms.raw('{"error":{"message":"response_format is not supported"}}', 400))
+    async with ChatClient(LlmSettings(base_url=server.base_url)) as client:
+        for _ in range(2):
+            assert (await client.complete(MESSAGES, schema=SCHEMA, max_tokens=9)).text == ANSWER
+    assert ["response_format" in seen.body for seen in server.calls] == [True, False, False]
+
+
+async def test_failure_without_schema_leaves_structured_output_on(server: ms.ModelServer) -> None:
+    server.script(ms.raw('{"error":{"message":"bad schema"}}', 400), ms.status(503))
+    async with ChatClient(LlmSettings(base_url=server.base_url)) as client:
+        with pytest.raises(ModelUnavailable):
+            await client.complete(MESSAGES, schema=SCHEMA, max_tokens=9)
+        await client.complete(MESSAGES, schema=SCHEMA, max_tokens=9)
+    assert ["response_format" in seen.body for seen in server.calls] == [True, False, True]
+
+
+async def test_stream_that_nobody_asked_for_is_joined(server: ms.ModelServer) -> None:
+    server.script(ms.stream())
+    found = await call(server)
+    assert (found.text, found.finish_reason, found.prompt_tokens) == (ANSWER, "stop", 8)
+
+
+async def test_null_content_is_an_empty_answer(server: ms.ModelServer) -> None:
+    server.script(ms.raw('{"choices":[{"message":{"content":null},"finish_reason":"length"}]}'))
+    assert (await call(server)) == Completion(text="", finish_reason="length", latency_ms=pytest.approx(0, abs=2000))
+
+
+@pytest.mark.parametrize("fault", [ms.hang(), ms.drip()])
+async def test_deadline_holds_for_the_whole_call(server: ms.ModelServer, fault: ms.Fault) -> None:
+    server.script(fault)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(ModelUnavailable, match=r"within 0\.4 s"):
+        await call(server, timeout_s=0.4)
+    assert 0.35 < asyncio.get_running_loop().time() - started < 2
+
+
+async def test_nobody_listens_is_retryable() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+        with pytest.raises(ModelUnavailable, match="can't be reached"):
+            await call(url)
+
+
+async def test_proxy_of_the_environment_is_not_asked_for_loopback(
+    server: ms.ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    assert (await call(server)).text == ANSWER
+
+
+async def test_cancelled_call_stays_cancelled(server: ms.ModelServer) -> None:
+    server.script(ms.hang())
+    task = asyncio.ensure_future(call(server))
+    while not server.calls:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def _one(connection: socket.socket) -> bool:
+    """Reads one request; False when the client closed."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if not (more := connection.recv(65536)):
+            return False
+        data += more
+    head, _, rest = data.partition(b"\r\n\r\n")
+    length = int(
+        next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")).split(b":")[1]
+    )
+    while len(rest) < length:
+        rest += connection.recv(65536)
+    return True
+
+
+@contextmanager
+def closing_server(answers: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """One connection after the other answers so many requests, then reads one more and closes without a word."""
+    body = json.dumps({"choices": [{"message": {"content": ANSWER}, "finish_reason": "stop"}]}).encode()
+    read: list[int] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def work() -> None:
+        for number, count in enumerate(answers):
+            connection, _ = listener.accept()
+            with connection:
+                for turn in range(count + 1):
+                    if not _one(connection):
+                        break
+                    read.append(number)
+                    if turn < count:
+                        head = (
+                            f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                        )
+                        connection.sendall(head.encode() + body)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1", read
+    finally:
+        listener.close()
+
+
+async def test_kept_connection_closed_by_the_server_is_replaced_once() -> None:
+    with closing_server([1, 1]) as (url, read):
+        async with ChatClient(LlmSettings(base_url=url)) as client:
+            for _ in range(2):
+                assert (await client.complete(MESSAGES, schema=None, max_tokens=9)).text == ANSWER
+    assert read[:3] == [0, 0, 1]
+
+
+async def test_fresh_connection_closed_by_the_server_is_not_tried_again() -> None:
+    with closing_server([0, 1]) as (url, read):
+        async with ChatClient(LlmSettings(base_url=url)) as client:
+            with pytest.raises(ModelUnavailable):
+                await client.complete(MESSAGES, schema=None, max_tokens=9)
+    assert read == [0]
+
+
+DATE = "Mon, 30 Nov 2026 05:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("values", "wait_s"),
+    [
+        (["0.5"], 0.5),
+        (["30, 2"], 30),
+        (["2", "30"], 30),
+        (["Mon, 30 Nov 2026 05:01:00 GMT"], 60),
+        (["Mon, 30 Nov 2026 04:00:00 GMT"], 0),
+        (["Fri, 31 Dec 9999 23:59:59 GMT"], 300),
+        (["1e99"], 300),
+        (["9" * 400], None),
+        (["nan"], None),
+        (["-5"], None),
+        (["-5, 7, x"], None),
+        (["-5, 7"], 7),
+        (["soon"], None),
+        ([""], None),
+        ([], None),
+    ],
+)
+def test_retry_after_is_the_longest_valid_wait(values: list[str], wait_s: float | None) -> None:
+    assert parse_retry_after(values, DATE, 300) == wait_s
+
+
+async def test_retry_after_comes_with_the_error(server: ms.ModelServer) -> None:
+    server.script(ms.status(503, retry_after="0.5"))
+    with pytest.raises(ModelUnavailable) as raised:
+        await call(server)
+    assert raised.value.retry_after_s == 0.5
