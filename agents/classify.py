@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 from aiokafka.structs import ConsumerRecord
-from app.inference.batcher import LightBatcher
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
@@ -25,6 +24,7 @@ from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.errors import ModelRefused, ModelUnavailable
+from app.inference.batcher import LightBatcher
 from app.llm.deep import DeepClassifier, Unanswerable
 from app.logic.dead import dead_headers
 from app.settings import Settings
@@ -153,6 +153,9 @@ class Classify:
                 self._enqueue(Open(lane, key, item))
 
     def _enqueue(self, item: Open) -> None:
+        if item.item.request.task not in self.tasks:  # taken out of the settings while it waited
+            self._review(item, lambda out: review_of(item.item, [], "task-removed", 0, out.now_ms))
+            return
         skip = item.item.light_done or item.item.request.skip_light or not self.settings.light.enabled
         (self.deep if skip else self.light).put(item)
 
@@ -196,7 +199,9 @@ class Classify:
         item = open_.item
         item.light_category, item.light_confidence, item.light_done = category, confidence, True
         if confidence >= threshold:
-            answer = Answer(category=category, confidence=confidence, model=batcher.model)
+            answer = Answer(
+                category=category, confidence=confidence, model=batcher.model, model_version=batcher.model_version
+            )
             why = f"nearest category, confidence {confidence:.2f}"
             self._finish(open_, lambda out: model_result(item, answer, "light", why, out.now_ms))
             return
@@ -252,7 +257,7 @@ class Classify:
             done = result(out)
             out.send(self.results, done.event_id.encode(), _json(done))
             out.count(done.tier, done.task)
-            metrics.APPEND_TO_RESULT_SECONDS.labels(done.tier).observe(done.latency_ms / 1000)
+            out.latencies.append((done.tier, done.latency_ms / 1000))
             return done.tier, done.category, done.why
 
         self._close(open_, write)

@@ -11,7 +11,6 @@ import msgspec
 from aiokafka.structs import ConsumerRecord
 
 from agents.expiry import Expiry
-from app import metrics
 from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
@@ -56,12 +55,12 @@ class Ingest:
         """Validates and deduplicates a batch; then each new event goes its way."""
         out = batch.out
         good = self._read(batch)
-        ids = [event.event_id.encode() for _, _, event in good]
+        ids = [event.event_id.encode() for _, _, event, _ in good]
         found = batch.state.get_raw(SEEN, ids)
         rows: list[tuple[bytes, bytes]] = []
         mine: dict[bytes, int] = {}
         oldest_ms = out.now_ms - self.horizon_ms
-        for (record, source, event), key, was in zip(good, ids, found, strict=True):
+        for (record, source, event, offset), key, was in zip(good, ids, found, strict=True):
             crc = zlib.crc32(record.value)
             first = mine.get(key)
             if first is None and was is not None:
@@ -72,12 +71,12 @@ class Ingest:
                 continue
             mine[key] = crc
             outcome, detail = self._route(out, record, source, event, key)
-            rows.append((key, _pack(Seen(record.offset, out.now_ms, crc, outcome, detail))))
+            rows.append((key, _pack(Seen(offset, out.now_ms, crc, outcome, detail))))
         if rows:
             out.put_packed(SEEN, out.now_ms, batch.records[0].offset, rows)
 
-    def _read(self, batch: Batch) -> list[tuple[Raw, Source, Event]]:
-        """The valid events; what isn't one is a dead letter, and what must hop is sent on."""
+    def _read(self, batch: Batch) -> list[tuple[Raw, Source, Event, int]]:
+        """The valid events, with the offset each was read at; what isn't one is a dead letter, and what must hop is sent on."""
         good = []
         for record in batch.records:
             source, origin = self._only, record
@@ -96,7 +95,7 @@ class Ingest:
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
                 batch.out.count("rekeyed", source.name)
             else:
-                good.append((origin, source, event))
+                good.append((origin, source, event, record.offset))
         return good
 
     def _route(self, out: Outbox, record: Raw, source: Source, event: Event, key: bytes) -> tuple[str, str]:
@@ -119,7 +118,7 @@ class Ingest:
         if isinstance(route, RuleAnswer):
             out.send(self.results, key, _json(rule_result(record, event, route, out.now_ms)), trace_headers(event))
             out.count("rule", route.rule)
-            metrics.APPEND_TO_RESULT_SECONDS.labels("rule").observe(max(0, out.now_ms - record.timestamp) / 1000)
+            out.latencies.append(("rule", max(0, out.now_ms - record.timestamp) / 1000))
             return "rule", route.rule
         if isinstance(route, NeedsModel):
             request = model_request(record, event, route)

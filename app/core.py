@@ -24,7 +24,7 @@ from app.delivery.maps import Map
 from app.delivery.runtime import Delivery
 from app.delivery.stage import Logic, Stage
 from app.delivery.state import BatchSchema, State
-from app.errors import SettingsError, StateError
+from app.errors import BrokerError, SettingsError, StateError
 from app.kafka import ssl_context
 from app.settings import Settings, load
 
@@ -57,6 +57,7 @@ class App(faust.App):
         self.delivery.partitions.update(counts)
         for stage in self.delivery.stages.values():
             self._fit_state(stage.state, counts[stage.topic])
+        await self._check_changelogs(counts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Faust warns of late settings; the server binds after this
             self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
@@ -76,6 +77,29 @@ class App(faust.App):
         """State is split as its input is."""
         state.partitions = partitions
         state.changelog_topic.partitions = partitions
+
+    async def _check_changelogs(self, counts: dict[str, int]) -> None:
+        """State is split as its input is: a changelog of another partition count can't serve it.
+
+        Raises:
+            StateError: the input got more partitions since, or the changelog was made wrong.
+            BrokerError: it is missing and we may not make it.
+        """
+        stages = self.delivery.stages.values()
+        there = await topics.counts(self.settings, [stage.changelog for stage in stages])
+        for stage in stages:
+            have, need = there.get(stage.changelog), counts[stage.topic]
+            if have is None and self.settings.kafka.manage_topics == "check":
+                raise BrokerError(
+                    f"changelog {stage.changelog} is missing and kafka.manage_topics is `check`; make it with {need} "
+                    "partitions and cleanup.policy=compact"
+                )
+            if have is not None and have != need:
+                raise StateError(
+                    f"{stage.topic} has {need} partitions, its State {have} ({stage.changelog}): partitions were added, and "
+                    "repeated ids would no longer meet. Begin anew with another kafka.topic_prefix, or read a topic of "
+                    f"{have} partitions"
+                )
 
     def lock_folder(self) -> None:
         """One worker a data folder.
@@ -155,6 +179,7 @@ def build(settings: Settings) -> App:
     )
     built.settings, built.delivery, built.helpers, built.closers = settings, delivery, [], []
     delivery.attach(built)
+    delivery.raw_topics.update(topic.name for topic in topics.topics(settings) if topic.raw)
     return built
 
 

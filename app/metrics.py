@@ -32,7 +32,8 @@ RECORDS_IN = Counter("headrace_records_in", "Input records of committed batches.
 RECORDS_OUT = Counter("headrace_records_out", "Records written by committed batches.", ["stage", "topic"])
 OUTCOMES = Counter(
     "headrace_outcomes",
-    "What became of events: accepted, duplicate, conflict (a duplicate with other content), noise, filtered, dead, "
+    "What became of events: accepted, asked (a model decides later), rekeyed, duplicate, conflict (a duplicate with other "
+    "content), noise, filtered, dead, "
     "rule, light, deep, review, untasked. `detail` is the rule, reason or cause.",
     ["stage", "outcome", "detail"],
 )
@@ -54,7 +55,7 @@ BATCH_RECORDS = Histogram(
 TRANSACTION_SECONDS = Histogram(
     "headrace_transaction_seconds", "From a transaction's begin to its local write.", ["stage"], buckets=FINE
 )
-LAG_RECORDS = Gauge("headrace_lag_records", "Records between the position and the log's end.", ["stage", "partition"])
+LAG_RECORDS = Gauge("headrace_lag_records", "Offsets between what was taken and the log's end.", ["stage", "partition"])
 OPEN_ITEMS = Gauge("headrace_open_items", "Events that wait in State for a model.", ["stage"])
 OLDEST_OPEN_SECONDS = Gauge("headrace_oldest_open_seconds", "Age of the oldest of them.", ["stage"])
 APPEND_TO_RESULT_SECONDS = Histogram(
@@ -70,4 +71,4 @@ ALL = (
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
     MODEL_CALLS, MODEL_TOKENS, MODEL_SECONDS,
 )  # fmt: skip
-"""For the test that compares with docs/metrics.md."""
+"""For the test that compares with docs/operations.md."""

@@ -7,10 +7,20 @@ so that nothing starts on a mistake. Secrets come from the environment only and 
 import functools
 import os
 import tomllib
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import SettingsError
@@ -208,7 +218,7 @@ class SourceSettings(Section):
     )
     time_format: str = Field("", description="For time_unit strptime, e.g. `%d/%b/%Y:%H:%M:%S %z`.")
     timezone: str = Field("UTC", description="IANA zone of times that carry none.")
-    entity: str = Field("", description="Path of the entity; empty: the record's key.")
+    entity: str = Field("", description="Path of the entity, used where the record has no key: the key comes first.")
     text: str = Field("", description="Path of the text to classify; or a template with {paths} (`{method} {path}`).")
     source_system: str = Field("", description="Path, or a constant with a leading `=`; empty: the source's name.")
     trace_id: str = Field("", description="Path of a trace id; empty: taken from traceparent if there is one.")
@@ -224,6 +234,20 @@ class SourceSettings(Section):
         description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
         "take a hop by event_id first. Records without a key always do.",
     )
+
+    @field_validator("start")
+    @classmethod
+    def _check_start(cls, value: str) -> str:
+        if value not in ("earliest", "latest"):
+            try:
+                at = datetime.fromisoformat(value)
+            except ValueError:
+                raise ValueError(
+                    "allowed: earliest, latest, or an RFC 3339 time such as 2026-11-30T08:00:00Z"
+                ) from None
+            if at.tzinfo is None:
+                raise ValueError("a time needs its zone, such as 2026-11-30T08:00:00Z")
+        return value
 
 
 class CategorySettings(Section):

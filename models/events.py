@@ -85,9 +85,10 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     """0 to 1. Rules give 1.0; the deep tier reports 1.0 for a checked answer unless the model gives its own."""
     model: str = ""
     model_version: str = ""
+    """The light encoder's package version; empty for a model server, which tells only its model's name."""
     prompt_version: str = ""
     prompt_tokens: int = 0
-    """This event's share of the call's prompt tokens, rounded up."""
+    """This event's share of the call's prompt tokens; the shares of a call add up to what the server reported."""
     completion_tokens: int = 0
     cost_usd: float = 0.0
     latency_ms: int = 0

@@ -11,7 +11,7 @@ class Seen(msgspec.Struct, array_like=True, gc=False):
     """The first record of an event_id within the horizon."""
 
     offset: int
-    """Of the raw record (of the rekeyed one where there was a hop)."""
+    """Of the record that this stage read: the raw one, or the rekeyed one where there was a hop."""
     at_ms: int
     """When it was taken, ms since the epoch: the horizon counts from here."""
     crc: int

@@ -28,7 +28,7 @@ def default_port() -> int:
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Its folder. Default: kafka in the data folder.")
 @click.option("--advertised-host", default="127.0.0.1", show_default=True, help="What clients are told to connect to.")
 def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> None:
-    r"""Start a real Apache Kafka (one node, KRaft) and stay in the foreground.
+    """Start a real Apache Kafka (one node, KRaft) and stay in the foreground.
 
     Prints one line, `ready HOST:PORT`, when clients may connect. Stops in order on Ctrl-C or SIGTERM.
 
@@ -36,7 +36,7 @@ def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> Non
     Examples:
       headrace broker
       headrace broker --port 19092 --data-dir /tmp/kafka
-    """
+    """  # noqa: D301 - the mark that keeps click from wrapping the examples
     kafka = EmbeddedKafka(
         data_dir or settings.data_dir / "kafka",
         default_port() if port is None else port,

@@ -62,7 +62,7 @@ class Findings:
 )
 @click.option("--source", "source_name", help="The source that reads the sample. Default: the first.")
 def check(acls: bool, sample: Path | None, source_name: str | None) -> None:
-    r"""Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
+    """Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
 
     The newest record of each source is shown as the event that it becomes; with --sample, a line of yours is, and Kafka
     isn't asked. Exit status 1: something is wrong.
@@ -72,7 +72,7 @@ def check(acls: bool, sample: Path | None, source_name: str | None) -> None:
       headrace check
       headrace check --acls
       headrace check --sample events.jsonl --source orders
-    """
+    """  # noqa: D301 - the mark that keeps click from wrapping the examples
     found = Findings()
     if acls:
         click.echo("\n".join(acl_lines()))
@@ -287,13 +287,12 @@ def acl_lines() -> list[str]:
     kafka, name = settings.kafka, settings.topic("headrace")
     user = f"User:{kafka.username}" if kafka.username else "User:YOUR-USER"
     base = f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers} --add --allow-principal '{user}'"
+    create = " --operation Create" if kafka.manage_topics == "create" else ""
     lines = [
-        f"{base} --operation Read --operation Describe --topic '{settings.source_topic(source)}'"
+        f"{base} --operation Read --operation Describe{create} --topic '{settings.source_topic(source)}'"
         for source in settings.sources
     ]
-    own = "--operation Read --operation Write --operation Describe --operation DescribeConfigs"
-    if kafka.manage_topics == "create":
-        own += " --operation Create"
+    own = f"--operation Read --operation Write --operation Describe --operation DescribeConfigs{create}"
     lines += [f"{base} {own} --topic '{topic.name}'" for topic in topics.topics(settings)]
     lines += [
         f"{base} {own} --topic '{name}-' --resource-pattern-type prefixed",

@@ -37,7 +37,7 @@ START_TIMEOUT_S = 120.0
 )
 @click.option("--no-demo", is_flag=True, help="Send nothing: your own producers do.")
 def run(rate: float, no_demo: bool) -> None:
-    r"""Start broker, model server, worker and a demo stream; show a live summary until Ctrl-C, then stop all.
+    """Start broker, model server, worker and a demo stream; show a live summary until Ctrl-C, then stop all.
 
     A Kafka that already answers at kafka.bootstrap_servers is used, and so is a model server at llm.base_url.
 
@@ -46,7 +46,7 @@ def run(rate: float, no_demo: bool) -> None:
       headrace run
       headrace run --rate 20
       HEADRACE_LLM__BASE_URL=http://127.0.0.1:11434/v1 HEADRACE_LLM__MODEL=qwen3:4b headrace run
-    """
+    """  # noqa: D301 - the mark that keeps click from wrapping the examples
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     machine = Machine(rate, demo=not no_demo)
     status = 0

@@ -19,7 +19,7 @@ __all__ = ["tables"]
 @click.option("--partition", type=click.IntRange(0), help="Only this one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def tables(table: str | None, key: str | None, limit: int, partition: int | None, as_json: bool) -> None:
-    r"""List the tables of all workers; with TABLE (as state/map) its rows; with KEY one key.
+    """List the tables of all workers; with TABLE (as state/map) its rows; with KEY one key.
 
     \b
     Examples:
@@ -27,7 +27,7 @@ def tables(table: str | None, key: str | None, limit: int, partition: int | None
       headrace tables ingest-raw-events/seen --limit 20
       headrace tables ingest-raw-events/seen 7d1f3a
       headrace tables classify/open --json
-    """
+    """  # noqa: D301 - the mark that keeps click from wrapping the examples
     if table is None:
         run(lambda: _list(as_json))
     elif "/" not in table:

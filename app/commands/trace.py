@@ -27,13 +27,13 @@ READ_AT_MOST = 20_000
 @click.argument("event_id")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def trace(event_id: str, as_json: bool) -> None:
-    r"""Show EVENT_ID through every stage: topic, partition, offset, times, tier, and why.
+    """Show EVENT_ID through every stage: topic, partition, offset, times, tier, and why.
 
     \b
     Examples:
       headrace trace 7d1f3a
       headrace trace order-1001 --json
-    """
+    """  # noqa: D301 - the mark that keeps click from wrapping the examples
     if not run(lambda: _trace(event_id, as_json)):
         raise SystemExit(1)
 

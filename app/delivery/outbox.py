@@ -37,7 +37,7 @@ class Send(NamedTuple):
 class Outbox:
     """Collects the outputs and State changes of one batch. They take effect together, or not at all."""
 
-    __slots__ = ("changelog", "counts", "local", "now_ms", "sends")
+    __slots__ = ("changelog", "counts", "latencies", "local", "now_ms", "sends")
 
     def __init__(self, now_ms: int | None = None) -> None:
         self.now_ms = int(time.time() * 1000) if now_ms is None else now_ms
@@ -47,6 +47,8 @@ class Outbox:
         self.local: dict[bytes, bytes | None] = {}
         self.counts: dict[tuple[str, str], int] = {}
         """(outcome, detail) -> how many events; becomes metrics when the batch takes effect."""
+        self.latencies: list[tuple[str, float]] = []
+        """Tier and seconds from the raw record's append, of each result; likewise."""
 
     def count(self, outcome: str, detail: str = "", n: int = 1) -> None:
         """Notes what became of an event."""
@@ -90,7 +92,9 @@ class Outbox:
         for key, value in rows:
             self.local[prefix + key] = value
 
-    def expire_packed(self, out_of: PackedMap[Any], record: bytes, packed: bytes, found: Iterable[bytes | None]) -> None:
+    def expire_packed(
+        self, out_of: PackedMap[Any], record: bytes, packed: bytes, found: Iterable[bytes | None]
+    ) -> None:
         """Removes one packed record and those of its rows that it still owns.
 
         Args:
@@ -109,6 +113,7 @@ class Outbox:
         self.sends.extend(other.sends)
         self.changelog.update(other.changelog)
         self.local.update(other.local)
+        self.latencies.extend(other.latencies)
         for key, n in other.counts.items():
             self.count(*key, n)
 

@@ -228,7 +228,7 @@ class Delivery:
         """Sends what is too large for its topic to the dead letter topic instead, before anything is sent.
 
         Raises:
-            OutputError: it doesn't even fit there; the partition stops and says so.
+            OutputError: it doesn't even fit there; the lane goes back, says so, and tries again with backoff.
         """
         floor = self.settings.kafka.max_message_bytes
         for index, send in enumerate(out.sends):

@@ -117,6 +117,8 @@ class Stage:
             metrics.RECORDS_IN.labels(self.name).inc(transaction.records)
         for (outcome, detail), n in transaction.out.counts.items():
             metrics.OUTCOMES.labels(self.name, outcome, detail).inc(n)
+        for tier, seconds in transaction.out.latencies:
+            metrics.APPEND_TO_RESULT_SECONDS.labels(tier).observe(seconds)
         per_topic: dict[str, int] = {}
         for send in transaction.out.sends:
             per_topic[send.topic] = per_topic.get(send.topic, 0) + 1

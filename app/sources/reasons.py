@@ -17,6 +17,8 @@ REASONS: Final[dict[str, str]] = {
     "bad-time": "A time can't be read, lies before 1970, or too far ahead of the broker's clock.",
     "no-match": "The line doesn't fit the source's pattern.",
     "bad-cloudevent": "The record is no CloudEvent 1.x in structured or binary mode.",
+    "bad-request": "A record on model-requests isn't one of ours, or its task isn't declared any more.",
+    "output-too-large": "What a stage made of the record is larger than its topic takes; headrace.field names the topic.",
     "stage-failed": "A stage raised an error on this record alone; the worker's log has it.",
 }
-"""Every reason, with its meaning. `app.sources` gives all but the last, which comes from the delivery layer."""
+"""Every reason, with its meaning. `app.sources` gives all but the last three, which come from the stages."""

@@ -47,7 +47,7 @@ async def announce(app: App) -> None:
     await producer.start()
     entry = {
         "id": key.decode(),
-        "url": f"http://{app.conf.web_bind}:{app.conf.web_port}",
+        "url": f"http://{_reachable(app.conf.web_bind)}:{app.conf.web_port}",
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "role": settings.role,
@@ -67,6 +67,11 @@ async def announce(app: App) -> None:
             async with asyncio.timeout(2):
                 await producer.send_and_wait(topic, None, key)
         await producer.stop()
+
+
+def _reachable(bind: str) -> str:
+    """The name others reach this worker by: a wildcard bind is no address."""
+    return socket.getfqdn() if bind in ("0.0.0.0", "::") else bind  # noqa: S104  # compared, not bound
 
 
 async def workers(settings: Settings) -> list[Worker]:

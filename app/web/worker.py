@@ -141,7 +141,9 @@ class Pages:
         for lane in self.lanes:
             end = self.app.delivery.log_end(lane.tp)
             if end is not None:
-                metrics.LAG_RECORDS.labels(lane.stage.name, str(lane.tp.partition)).set(max(0, end - lane.position - 1))
+                metrics.LAG_RECORDS.labels(lane.stage.name, str(lane.tp.partition)).set(
+                    max(0, end - lane.expected + lane.inbox_records)
+                )
 
     async def tables(self, request: web.Request) -> web.Response:
         found = []
