@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from app.broker.kafka import EmbeddedKafka
+from app.broker.kafka import EmbeddedKafka, die_with_parent
 from tests.bench import outputs
 from tests.bench.data import NOISE, Expected, preload
 from tests.bench.meter import Meter
@@ -78,9 +78,18 @@ def run(names: list[str], count: int, rounds: int, say: Callable[[str], None]) -
                     result = _round(name, folder / f"{name}-{number}", kafka.bootstrap, topic, expected)
                     found[name].append(result)
                     say(f"round {number + 1} {name}: {result}")
+                    if not result["right"]:
+                        say(_complaints(folder / f"{name}-{number}" / "process.log"))
         finally:
             kafka.stop()
     return found
+
+
+def _complaints(log: Path) -> str:
+    """What a process whose outputs are wrong said about it."""
+    lines = log.read_text(errors="replace").splitlines()
+    marks = ("WARN", "ERROR", "Error", "Exception", "ebalanc")
+    return "\n".join(["its log says:", *[line[:300] for line in lines if any(m in line for m in marks)][:40]])
 
 
 def _round(name: str, folder: Path, bootstrap: str, topic: str, expected: Expected) -> dict[str, Any]:
@@ -94,7 +103,7 @@ def _round(name: str, folder: Path, bootstrap: str, topic: str, expected: Expect
         process = subprocess.Popen(
             [sys.executable, "-m", *module],
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**clean, **more}, cwd=ROOT,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
     meter = Meter(process.pid)
     meter.start()
@@ -110,9 +119,11 @@ def _round(name: str, folder: Path, bootstrap: str, topic: str, expected: Expect
         meter.stop()
         load = os.getloadavg()[0]
         process.terminate()
+        killed = False
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
+            killed = True
             process.kill()
             process.wait()
     outcome = asyncio.run(outputs.judge(bootstrap, prefix, expected))
@@ -125,7 +136,7 @@ def _round(name: str, folder: Path, bootstrap: str, topic: str, expected: Expect
         "events_per_s": round(events / seconds), "seconds": round(seconds, 3),
         "cpu_us_per_event": round(meter.cpu_between(outcome.begin, outcome.end) / events * 1e6, 2),
         "peak_rss_mb": round(meter.peak_rss_mb, 1), "right": not outcome.wrong, "wrong": outcome.wrong,
-        "load": round(load, 2),
+        "load": round(load, 2), "killed": killed,
     }  # fmt: skip
 
 

@@ -6,11 +6,14 @@ One event at a time, as Faust's documentation shows it; uvloop and rocksdict. Th
 with, so that a replay isn't taken for a duplicate.
 """
 
+import os
 import sys
 from typing import Any
 
-import faust
 import msgspec
+
+os.environ["FAUST_LOOP"] = "uvloop"  # read when faust is imported; `-L` counts only on the command line itself
+import faust
 
 BOOTSTRAP, INPUT, PREFIX, GROUP, FOLDER = sys.argv[1:6]
 PARTITIONS = 4
