@@ -22,11 +22,15 @@ def default_port() -> int:
 
 
 @cli.command("broker", short_help="Start a real Apache Kafka on this machine.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port on 127.0.0.1; 0 is any. Default: kafka.bootstrap_servers'."
-)
+@click.option("--port", type=click.IntRange(0, 65535), help="0 is any free one. Default: kafka.bootstrap_servers'.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Its folder. Default: kafka in the data folder.")
-@click.option("--advertised-host", default="127.0.0.1", show_default=True, help="What clients are told to connect to.")
+@click.option(
+    "--advertised-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="What clients are told to connect to. With a name that other machines know, the broker listens on all interfaces, "
+    "without a password.",
+)
 def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> None:
     """Start a real Apache Kafka (one node, KRaft) and stay in the foreground.
 
@@ -36,6 +40,7 @@ def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> Non
     Examples:
       headrace broker
       headrace broker --port 19092 --data-dir /tmp/kafka
+      headrace broker --advertised-host 192.168.1.20
     """  # noqa: D301 - the mark that keeps click from wrapping the examples
     kafka = EmbeddedKafka(
         data_dir or settings.data_dir / "kafka",
@@ -43,6 +48,9 @@ def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> Non
         advertised_host=advertised_host,
         say=lambda line: click.echo(f"headrace: {line}", err=True),
     )
+
+    if kafka.bind_host != "127.0.0.1":
+        click.echo("headrace: whoever reaches this machine can read and write this Kafka: it has no password", err=True)
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
