@@ -27,6 +27,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from app.errors import ModelError
+from app.llm.openmp import ensure_openmp
 
 __all__ = ["LocalModelServer", "find_model", "serve"]
 
@@ -105,6 +106,7 @@ def _serve_llama(model: Path, port: int, name: str, say: Callable[[str], None]) 
         raise ModelError("llama.cpp isn't installed: pip install --no-deps 'xllamacpp>=2026.10'")
     # OpenMP reads it once, when its library is loaded. Spinning threads slow busy cores down sixfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    ensure_openmp()
     import xllamacpp
 
     params = xllamacpp.CommonParams()
