@@ -54,9 +54,15 @@ def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
 
 def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError:
     """The error to show when no broker answers."""
+    name = type(error).__name__
+    why = str(error).removeprefix(f"{name}: ")
+    secured: str = kafka.security_protocol
+    if secured.startswith("SASL"):
+        secured += f" {kafka.sasl_mechanism} as {kafka.username}"
     return BrokerError(
-        f"no Kafka at {kafka.bootstrap_servers} ({type(error).__name__}: {error}); start one with `headrace broker`, or set "
-        "HEADRACE_KAFKA__BOOTSTRAP_SERVERS (and kafka.security_protocol) to yours; `headrace check` tells more"
+        f"no Kafka at {kafka.bootstrap_servers} answers with {secured} ({name}: {why}); start one with `headrace broker`, or "
+        "set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to yours. Where one runs there: kafka.security_protocol, user, password or "
+        "certificates may not be what it wants"
     )
 
 

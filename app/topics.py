@@ -4,7 +4,14 @@ import asyncio
 from dataclasses import dataclass, field
 
 from aiokafka.admin import NewTopic
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidReplicationFactorError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from app.errors import BrokerError
 from app.kafka import admin
@@ -17,6 +24,14 @@ RAW_HEADROOM_BYTES = 64 << 10
 """Topics that carry a raw record onwards take this much more than kafka.max_message_bytes, for our headers."""
 TRIES = 20
 """A new topic is known to all brokers within a second or two."""
+
+
+HINTS: dict[type[KafkaError], str] = {
+    InvalidReplicationFactorError: "set kafka.replication to what the brokers can hold",
+    TopicAuthorizationFailedError: "`headrace check --acls` prints the rights that are needed",
+    ClusterAuthorizationFailedError: "`headrace check --acls` prints the rights that are needed",
+}
+ASK = "make it yourself, and set kafka.manage_topics to `check`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +146,5 @@ async def _create(settings: Settings, missing: list[Topic]) -> None:
     for name, code, *rest in answer.topic_errors:
         error = for_code(code)
         if code and error is not TopicAlreadyExistsError:  # another worker was quicker: that is fine
-            raise BrokerError(
-                f"topic {name} can't be made: {error.__name__} {rest[0] if rest and rest[0] else ''}".strip()
-            )
+            why = f"{error.__name__} {rest[0] if rest and rest[0] else ''}".strip()
+            raise BrokerError(f"topic {name} can't be made: {why}; {HINTS.get(error, ASK)}")

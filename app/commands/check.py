@@ -14,7 +14,10 @@ import msgspec
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
     KafkaError,
+    NotCoordinatorForGroupError,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
 )
@@ -36,6 +39,8 @@ from models.events import Bad, Event
 __all__ = ["check"]
 
 CONNECT_TIMEOUT_S = 3.0
+COORDINATOR_TIMEOUT_S = 30.0
+RETRY_S = 0.2
 
 
 class Findings:
@@ -149,7 +154,10 @@ async def _check(found: Findings) -> None:
     NoiseRules(settings), TaskRouter(settings)
     found.ok("settings are valid")
     click.echo(f"Kafka at {settings.kafka.bootstrap_servers} ({settings.kafka.security_protocol})")
-    await _brokers(found)
+    try:
+        await _brokers(found)
+    except BrokerError as error:
+        found.fail(str(error))
     if found.wrong:
         return
     counts = await _topics(found)
@@ -188,7 +196,7 @@ async def _topics(found: Findings) -> dict[str, int]:
     wanted = {t.name: t for t in topics.topics(settings)}
     names = [*wanted, *[settings.source_topic(s) for s in settings.sources]]
     counts = await topics.counts(settings, names)
-    configs = await _configs([name for name in wanted if name in counts])
+    configs = await _configs([name for name in names if name in counts])
     for name in names:
         if name not in counts:
             if settings.kafka.manage_topics == "create":
@@ -209,6 +217,12 @@ def _topic(name: str, partitions: int, topic: topics.Topic | None, config: dict[
             found.warn(f"{name}: {key} is {given}; {value} lets records of full size pass with our headers")
         elif key == "cleanup.policy" and set(given.split(",")) != set(value.split(",")):
             found.warn(f"{name}: {key} is {given}; {value} is meant")
+    largest = int(config.get("max.message.bytes", 0))
+    if topic is None and largest > settings.kafka.max_message_bytes:
+        found.warn(
+            f"{name}: records may have {largest} bytes, and kafka.max_message_bytes is {settings.kafka.max_message_bytes}: "
+            "raise it (and the brokers' message.max.bytes), or larger ones stop their partition"
+        )
     found.ok(f"{name}: {partitions} partitions")
 
 
@@ -234,8 +248,7 @@ async def _rights(found: Findings) -> None:
         await producer.stop()
 
     async def join() -> None:
-        async with admin(settings.kafka) as client:
-            await client.list_consumer_group_offsets(group)
+        await _stood(group)
 
     steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
         (f"transactions with ids {settings.topic('headrace')}-*", transact),
@@ -256,24 +269,36 @@ async def _rights(found: Findings) -> None:
             found.ok(what)
 
 
+async def _stood(group: str) -> dict[TopicPartition, Any]:
+    """Where the group stands. The first question to a new cluster makes it create its offsets topic, which takes a while."""
+    async with admin(settings.kafka) as client, asyncio.timeout(COORDINATOR_TIMEOUT_S):
+        while True:
+            try:
+                offsets: dict[TopicPartition, Any] = await client.list_consumer_group_offsets(group)
+            except (GroupCoordinatorNotAvailableError, NotCoordinatorForGroupError, GroupLoadInProgressError):
+                await asyncio.sleep(RETRY_S)
+            else:
+                return offsets
+
+
 async def _backlog(source: SourceSettings, counts: dict[str, int], found: Findings) -> None:
     topic = settings.source_topic(source)
     if topic not in counts:
         return
     tps = [TopicPartition(topic, p) for p in range(counts[topic])]
-    async with admin(settings.kafka) as client:
-        stood = await client.list_consumer_group_offsets(app.conf.id)
+    stood = await _stood(app.conf.id)
     async with probe(settings.kafka) as consumer:
         starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
-        backlog, newest = 0, None
+        backlog = 0
+        newest: ConsumerRecord[bytes, bytes] | None = None
         for tp in tps:
             at = stood[tp].offset if tp in stood and stood[tp].offset >= 0 else None
             if at is None:
                 at = await initial_offset(consumer, tp, source.start, starts[tp], ends[tp])
             backlog += max(0, ends[tp] - max(at, starts[tp]))
-            if newest is None and ends[tp] > starts[tp]:
+            if ends[tp] > starts[tp]:
                 async for record in read_tail(consumer, tp, max(starts[tp], ends[tp] - 2), ends[tp]):
-                    newest = record
+                    newest = record if newest is None or record.timestamp >= newest.timestamp else newest
     found.ok(f"{source.name}: topic {topic}, start {source.start}, backlog {backlog} records")
     if newest is not None:
         _show(newest, source, found)
