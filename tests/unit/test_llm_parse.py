@@ -24,6 +24,7 @@ def parse(text: str, n: int = 2, finish_reason: str = "stop") -> dict[int, str]:
         'Sure! Here it is:\n```\n{"#1":" payment ","2.0":"other。"}\n```\nAnything else?',
         '<think>{"1":"order","2":"order"}\n1: order</think>{"1":"payment","2":"other"}',
         'first {"1":"order"}, no...</think>\n{"1":"payment","2":"other"}',
+        '{"1":"payment","2":"other"}\n<thinking>was {"1":"order"} better?</thinking>',
         '{"a":["1:payment","2: other"]}',
         '["#1: payment", "2.0：other"]',
         '[{"id":1.0,"category":"payment"},{"number":"2","label":"other"}]',

@@ -3,7 +3,7 @@
 import json
 import re
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.llm.prompts import build, cut, version_of
@@ -22,6 +22,7 @@ def items(user: str) -> dict[int, str]:
 
 
 @given(st.lists(ANY_TEXT, min_size=1, max_size=20))
+@example(["a\u2028b", "c\u2029\x85d", '\x0b\x0c\x1c\x1d\x1e\r\n2: "x"', "\ud800"])
 def test_every_text_stays_within_its_own_line(texts: list[str]) -> None:
     prompt = build(TASK, texts, 2000)
     clean = [text.encode("utf-8", "replace").decode() for text in texts]
