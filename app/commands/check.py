@@ -12,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
@@ -30,7 +31,7 @@ from app.core import app, settings
 from app.delivery.probe import initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
 from app.errors import BrokerError
-from app.kafka import admin
+from app.kafka import admin, client_kwargs, unreachable
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.settings import SourceSettings
 from app.sources.source import compile_source
@@ -169,12 +170,17 @@ async def _check(found: Findings) -> None:
 
 async def _brokers(found: Findings) -> None:
     """Each broker must be reachable under the name that it tells clients (its advertised listener)."""
-    async with admin(settings.kafka) as client:
-        cluster = await client.describe_cluster()
-    brokers = cluster["brokers"]
+    client = AIOKafkaClient(**client_kwargs(settings.kafka))
+    try:
+        await client.bootstrap()  # an admin client goes on to the advertised name, and tells only that it failed
+        brokers = sorted(client.cluster.brokers())
+    except (KafkaError, OSError) as error:
+        raise unreachable(settings.kafka, error) from error
+    finally:
+        await client.close()
     found.ok(f"reachable; {len(brokers)} broker{'s' if len(brokers) != 1 else ''}")
     for broker in brokers:
-        host, port = broker["host"], broker["port"]
+        host, port = broker.host, broker.port
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(host, port)
@@ -184,11 +190,11 @@ async def _brokers(found: Findings) -> None:
         except (OSError, TimeoutError) as error:
             why = "its name can't be resolved" if isinstance(error, socket.gaierror) else "it doesn't answer there"
             found.fail(
-                f"broker {broker['node_id']} says it is at {host}:{port}, and {why} from here. The first address worked, but "
+                f"broker {broker.nodeId} says it is at {host}:{port}, and {why} from here. The first address worked, but "
                 "clients go on to this one: set the broker's advertised.listeners to a name that this machine can reach"
             )
             continue
-        found.ok(f"broker {broker['node_id']} at {host}:{port}")
+        found.ok(f"broker {broker.nodeId} at {host}:{port}")
 
 
 async def _topics(found: Findings) -> dict[str, int]:
