@@ -5,6 +5,7 @@ time when a worker starts (`App.on_first_start`).
 """
 
 import fcntl
+import gc
 import logging
 import os
 import socket
@@ -35,6 +36,8 @@ log = logging.getLogger("headrace")
 HEARTBEATS_PER_SESSION = 5
 """Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
 PORTS_TRIED = 50
+GC_THRESHOLD = (100_000, 20, 50)
+"""A batch makes thousands of short-lived objects; the default of 700 looks through them again and again."""
 
 
 class App(faust.App):
@@ -52,6 +55,8 @@ class App(faust.App):
     async def on_first_start(self) -> None:
         """Takes the data folder, makes or checks topics, and learns how many partitions each has."""
         self.started_at = time.time()
+        gc.freeze()  # what is imported lives as long as the worker
+        gc.set_threshold(*GC_THRESHOLD)
         self.lock_folder()
         counts = await topics.ensure(self.settings)
         self.delivery.partitions.update(counts)

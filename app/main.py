@@ -1,6 +1,9 @@
 """Entry: `headrace COMMAND` is `faust -A app.main COMMAND`."""
 
+import os
 import sys
+
+os.environ.setdefault("FAUST_LOOP", "uvloop")  # read when faust is first imported; `-L` would come too late from here
 
 from app.errors import HeadraceError
 

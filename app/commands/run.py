@@ -120,6 +120,8 @@ class Machine:
         port = url.port or 8090
         click.echo(f"headrace: starting the model server (port {port}; tiny: it shows the path, not good answers)")
         self._spawn("llm", "llm", "--port", str(port))
+        # It answers one call at a time: more in flight would only time out in its queue.
+        self.env.setdefault("HEADRACE_LLM__CONCURRENCY", "2")
 
     def _spawn(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:

@@ -25,7 +25,7 @@ from app.delivery.positions import Log, locate
 from app.delivery.probe import crc_of, initial_offset, probe, read_tail, record_at
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
-from app.delivery.transport import Fetched
+from app.delivery.transport import Fetched, fetched_of
 from app.errors import HeadraceError, StateError
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class Lane:
                 records = [r for r in records if r.offset >= self.expected]
             self.expected = fetched.next
             if records:
-                self.inbox.append(Fetched(records, fetched.start, fetched.next))
+                self.inbox.append(
+                    fetched if records is fetched.records else fetched_of(records, fetched.start, fetched.next)
+                )
                 self.inbox_records += len(records)
                 self.inbox_bytes += self.inbox[-1].size_bytes
                 if len(self.inbox) == 1:
@@ -294,7 +296,7 @@ class Lane:
             want = limit - len(records)
             records.extend(fetched.records[:want])
             if len(fetched.records) > want:
-                rest = Fetched(fetched.records[want:], fetched.start, fetched.next)
+                rest = fetched_of(fetched.records[want:], fetched.start, fetched.next)
                 self.inbox.appendleft(rest)
                 self.inbox_records += len(rest.records)
                 self.inbox_bytes += rest.size_bytes

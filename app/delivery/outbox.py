@@ -9,7 +9,7 @@ import msgspec
 from app.delivery.maps import Map, PackedMap
 from models.events import Headers
 
-__all__ = ["Outbox", "Send"]
+__all__ = ["Outbox", "Send", "send_of"]
 
 V = TypeVar("V")
 
@@ -25,13 +25,18 @@ class Send(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     partition: int | None
+    size_bytes: int
+    """As it counts against a topic's limit: key, value, headers and framing."""
 
-    @property
-    def size_bytes(self) -> int:
-        size = len(self.key or b"") + len(self.value or b"") + RECORD_OVERHEAD_BYTES
-        for name, value in self.headers:
-            size += len(name) + len(value or b"") + 8
-        return size
+
+def send_of(
+    topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]], partition: int | None
+) -> Send:
+    """Makes a Send with its size."""
+    size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
+    for name, content in headers:
+        size += len(name) + 8 + (len(content) if content else 0)
+    return Send(topic, key, value, headers, partition, size)
 
 
 class Outbox:
@@ -64,7 +69,7 @@ class Outbox:
         partition: int | None = None,
     ) -> None:
         """Adds a record to write."""
-        self.sends.append(Send(topic, key, value, list(headers), partition))
+        self.sends.append(send_of(topic, key, value, list(headers), partition))
 
     def put(self, into: Map[V], key: bytes, value: V) -> None:
         """Sets a key of a map."""

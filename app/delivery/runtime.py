@@ -16,7 +16,7 @@ from aiokafka.structs import TopicPartition
 
 from app import metrics
 from app.delivery.lane import Lane
-from app.delivery.outbox import Outbox, Send
+from app.delivery.outbox import Outbox, send_of
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.stage import Stage
@@ -232,9 +232,7 @@ class Delivery:
         """
         floor = self.settings.kafka.max_message_bytes
         for index, send in enumerate(out.sends):
-            if len(send.value or b"") + 4096 < floor and send.size_bytes <= floor:
-                continue
-            if send.size_bytes <= self.limit_bytes(send.topic):
+            if send.size_bytes <= floor or send.size_bytes <= self.limit_bytes(send.topic):
                 continue
             note = f"{send.size_bytes} bytes, more than {send.topic} takes ({self.limit_bytes(send.topic)})".encode()
             headers = [
@@ -244,7 +242,7 @@ class Delivery:
                 ("headrace.stage", stage.name.encode()),
                 ("__connect.errors.exception.message", note),
             ]
-            dead = Send(self.dead_letter, send.key, send.value, headers, None)
+            dead = send_of(self.dead_letter, send.key, send.value, headers, None)
             if dead.size_bytes > self.limit_bytes(self.dead_letter):
                 raise OutputError(
                     f"an output of {send.size_bytes} bytes fits neither {send.topic} nor {self.dead_letter}; raise "

@@ -88,7 +88,7 @@ class Transaction:
         builders: dict[tuple[str, int], Any] = {}
         futures: list[Any] = []
         partitioner = stage.delivery.partition_of
-        for topic, key, value, headers, where in self.out.sends:
+        for topic, key, value, headers, where, _ in self.out.sends:
             target = partitioner(topic, key, partition) if where is None else where
             builder = builders.get((topic, target))
             if builder is None:

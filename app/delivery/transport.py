@@ -25,7 +25,7 @@ from app.kafka import client_kwargs
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
 
-__all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "register"]
+__all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fetched_of", "register"]
 
 FETCH_MAX_WAIT_MS = 100
 """A fetch covers all partitions of a broker; a partition that gets room again waits for the one under way. Faust's
@@ -43,10 +43,14 @@ class Fetched(NamedTuple):
     records: list[ConsumerRecord[bytes, bytes]]
     start: int
     next: int
+    size_bytes: int
+    """Keys and values, as Kafka says; a part of a batch has its share."""
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(r.value or b"") + len(r.key or b"") + 64 for r in self.records)
+
+def fetched_of(records: list[ConsumerRecord[bytes, bytes]], start: int, following: int) -> Fetched:
+    """Makes a Fetched with its size."""
+    size = sum([r.serialized_value_size for r in records]) + 100 * len(records)
+    return Fetched(records, start, following, size)
 
 
 class ConsumerThread(driver.AIOKafkaConsumerThread):
@@ -137,7 +141,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             if records or (restoring and self._reported.get(tp) != after):
                 # A changelog whose tail holds only transaction markers: say so, or restore waits for ever.
                 self._reported[tp] = after
-                taken[tp] = Fetched(records, start, after)
+                taken[tp] = fetched_of(records, start, after)
         return taken
 
 

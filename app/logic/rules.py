@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import assert_never
 
 from app.errors import SettingsError
@@ -89,7 +90,11 @@ def _compile(condition: Condition, where: str) -> Test:
     where = f"{where} ({name} {condition.op})"
     holds = _value_test(condition, where)
     if name in BUILT_IN:
-        return lambda event: holds(getattr(event, name))
+        field = attrgetter(name)
+        if condition.op in ("equals", "in"):  # built-in fields are text, so that their canonical form is themselves
+            allowed = _allowed(condition, where)
+            return lambda event: field(event) in allowed
+        return lambda event: holds(field(event))
     compile_path(name, where)  # a mistake shows here, with the rule's name
     return lambda event: holds(event.fields.get(name))
 
