@@ -25,6 +25,8 @@ COPY tables tables
 RUN pip install --no-deps .
 
 FROM python:3.11-slim
+# llama.cpp's threads need libgomp, which the slim image leaves out.
+RUN apt-get update && apt-get install -y --no-install-recommends libgomp1 && rm -rf /var/lib/apt/lists/*
 # A fixed id, so that a volume's owner can be set from outside.
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /data headrace \
