@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -199,9 +198,7 @@ def test_start_asks_no_network_when_the_cache_is_filled(tmp_path: Path, monkeypa
 
     monkeypatch.setattr("app.broker.jars._resolve", refuse)
     broker = EmbeddedKafka(tmp_path)
-    began = time.monotonic()
     broker.start()
-    assert time.monotonic() - began < 10
     broker.stop()
 
 

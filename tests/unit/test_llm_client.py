@@ -209,7 +209,10 @@ def closing_server(answers: list[int]) -> Iterator[tuple[str, list[int]]]:
 
     def work() -> None:
         for number, count in enumerate(answers):
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # the test closed it: fewer connections came than there are answers
             with connection:
                 for turn in range(count + 1):
                     if not _one(connection):
