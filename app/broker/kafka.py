@@ -72,6 +72,13 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def new_cluster_id() -> str:
+    """22 characters of base64url, as Kafka makes them itself; never with a `-` in front, which would read as an option."""
+    while (made := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return made
+
+
 class EmbeddedKafka:
     """One broker process of ours on a data folder.
 
@@ -252,7 +259,7 @@ class EmbeddedKafka:
     def _format(self, libs: Path) -> None:
         if (self.data_dir / "logs" / "meta.properties").is_file():
             return
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        cluster = new_cluster_id()
         done = subprocess.run(
             [
                 str(java()), "-cp", f"{libs}/*", "kafka.tools.StorageTool", "format", "-t", cluster,
