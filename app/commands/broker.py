@@ -52,12 +52,17 @@ def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> Non
     if kafka.bind_host != "127.0.0.1":
         click.echo("headrace: whoever reaches this machine can read and write this Kafka: it has no password", err=True)
 
+    asked: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
     try:
         kafka.start()
+        if asked:  # the interrupt fell into a place that swallows exceptions (a finalizer, a C callback)
+            raise KeyboardInterrupt
         click.echo(f"ready {kafka.bootstrap}")
         sys.stdout.flush()
         status = kafka.wait()
