@@ -62,7 +62,7 @@ def broker(port: int | None, data_dir: Path | None, advertised_host: str) -> Non
     try:
         kafka.start()
         if asked:  # the interrupt fell into a place that swallows exceptions (a finalizer, a C callback)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # noqa: TRY301  # the same end as the interrupt itself
         click.echo(f"ready {kafka.bootstrap}")
         sys.stdout.flush()
         status = kafka.wait()
