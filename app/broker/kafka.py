@@ -299,7 +299,7 @@ class EmbeddedKafka:
                 raise BrokerError(f"Kafka ended while starting: {self.last_error()}")
             if self._answers():
                 return
-            time.sleep(0.05)
+            time.sleep(0.05)  # a starting process is polled: it has no event to wait on
         raise BrokerError(f"Kafka isn't ready after {READY_TIMEOUT_S:.0f} s: {self.last_error()}; see {self.log_file}")
 
     def _answers(self) -> bool:

@@ -138,7 +138,7 @@ class Machine:
             self._check_children()
             if "delivery: ready" in (self.folder / "worker.log").read_text(encoding="utf-8", errors="replace"):
                 return
-            time.sleep(0.1)
+            time.sleep(0.1)  # a starting process is polled: its log is its only word
         raise BrokerError(f"the worker isn't ready after {START_TIMEOUT_S:.0f} s; see {self.folder / 'worker.log'}")
 
     def _check_children(self) -> None:

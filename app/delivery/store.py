@@ -225,6 +225,7 @@ class Store(FaustStore[bytes, bytes]):
             opened.close()
         self._open.clear()
 
+    # Parts of Faust's store interface that nothing of ours calls: a caller learns what serves instead.
     async def backup_partition(self, tp: TP | int, flush: bool = True, purge: bool = False, keep: int = 1) -> None:
         raise NotImplementedError("the changelog is the backup")
 

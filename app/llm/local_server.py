@@ -176,7 +176,7 @@ def _first_completion(port: int, name: str, limit_s: float, alive: Callable[[], 
                 break
         except (OSError, ValueError) as error:
             last = type(error).__name__
-        time.sleep(0.1)
+        time.sleep(0.1)  # a loading server is polled: it answers 503 until it is ready
     raise ModelError(f"the model server gave no completion within {limit_s:g} s ({last})")
 
 

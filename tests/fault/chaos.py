@@ -195,7 +195,7 @@ def kills(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, se
     workers = _set_up(folder, bootstrap, prefix, count, seed, HEADRACE_DELIVERY__BATCH_RECORDS="200")
     for worker in workers:
         worker.start()
-    time.sleep(3)
+    time.sleep(3)  # the schedule of faults is in time on purpose: kills must fall at random moments of real work
     for _ in range(faults):
         time.sleep(rnd.uniform(2.5, 6))
         victim = rnd.choice(workers)
@@ -219,9 +219,9 @@ def zombies(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, 
     for number in range(faults):
         victim = workers[number % 2]
         victim.pause()
-        time.sleep(22)
+        time.sleep(22)  # past the session timeout of 10 s: another worker must have taken over
         victim.resume()
-        time.sleep(12)
+        time.sleep(12)  # the zombie comes back and tries to go on
     return _finish(workers, bootstrap, prefix, begun, faults)
 
 
