@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
@@ -28,7 +27,7 @@ from app.inference.batcher import LightBatcher
 from app.llm.deep import DeepClassifier, Unanswerable
 from app.logic.dead import dead_headers
 from app.settings import Settings
-from models.events import Answer, Bad, ModelRequest
+from models.events import Answer, Bad, ModelRequest, Record
 from tables.open_work import ANSWERED, OPEN, Answered, OpenItem, open_key
 
 __all__ = ["Classify", "declare"]
@@ -116,11 +115,11 @@ class Classify:
                 continue
             batch.out.put(OPEN, open_key(record.offset), OpenItem(request=request, opened_ms=batch.out.now_ms))
 
-    def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
+    def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         message = f"{type(error).__name__} in stage classify; the log has the traceback"
         self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
 
-    def _bury(self, out: Outbox, record: ConsumerRecord[bytes, bytes], bad: Bad) -> None:
+    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, "classify"))
         out.count("dead", bad.reason)
 

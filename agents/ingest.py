@@ -4,16 +4,15 @@ What no rule decides goes to `model-requests`; clean-events is written for other
 that say `rekey`, take a hop by event_id first, so that copies of an event meet in one partition.
 """
 
-import zlib
-from typing import TypeAlias
+from collections import Counter
+from zlib import crc32
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
 from agents.expiry import Expiry
 from app.core import App, add_stage
 from app.delivery.lane import Lane
-from app.delivery.outbox import Outbox
+from app.delivery.outbox import LARGE_BYTES, Outbox
 from app.delivery.stage import Batch
 from app.logic.dead import dead_headers
 from app.logic.rekey import rekey_headers, unwrap
@@ -21,7 +20,7 @@ from app.logic.requests import request_key
 from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
 from app.settings import Settings, SourceSettings
 from app.sources.source import Source, compile_source
-from models.events import Bad, Event, Headers, ModelRequest, Origin
+from models.events import Bad, Event, Headers, ModelRequest, Origin, Record
 from models.results import Result
 from models.results import Source as ResultSource
 from tables.seen import SEEN, Seen
@@ -32,7 +31,22 @@ _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_seen = msgspec.msgpack.Decoder(Seen).decode
 
-Raw: TypeAlias = ConsumerRecord[bytes, bytes]
+SMALL_BYTES = LARGE_BYTES // 2
+"""Key and value of a record that is surely below LARGE_BYTES with our headers."""
+
+
+class Taken(msgspec.Struct, gc=False):
+    """A valid event on its way through ingest."""
+
+    record: Record
+    source: Source
+    event: Event
+    key: bytes
+    """Its event_id."""
+    crc: int
+    """zlib.crc32 of the raw value."""
+    offset: int
+    """Of the record that this stage read: the raw one, or the rekeyed one where there was a hop."""
 
 
 class Ingest:
@@ -50,36 +64,30 @@ class Ingest:
         self.tasked = bool(settings.tasks)
         self.expiry = Expiry(SEEN, self.horizon_ms)
         self._only = next(iter(sources.values())) if not hop else None
+        self._prefixes: dict[tuple[str, int], str] = {}
 
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
         out = batch.out
-        good = self._read(batch)
-        ids = [event.event_id.encode() for _, _, event, _ in good]
-        found = batch.state.get_raw(SEEN, ids)
+        taken = self._unseen(batch, self._read(batch))
+        now_ms, route = out.now_ms, self._route
+        outcomes: list[tuple[str, str]] = []
         rows: list[tuple[bytes, bytes]] = []
-        mine: dict[bytes, int] = {}
-        oldest_ms = out.now_ms - self.horizon_ms
-        for (record, source, event, offset), key, was in zip(good, ids, found, strict=True):
-            crc = zlib.crc32(record.value)
-            first = mine.get(key)
-            if first is None and was is not None:
-                seen = _unpack_seen(was)
-                first = seen.crc if seen.at_ms > oldest_ms else None
-            if first is not None:
-                out.count("duplicate" if first == crc else "conflict", source.name)
-                continue
-            mine[key] = crc
-            outcome, detail = self._route(out, record, source, event, key)
-            rows.append((key, _pack(Seen(offset, out.now_ms, crc, outcome, detail))))
+        for one in taken:
+            outcome = route(out, one)
+            outcomes.append(outcome)
+            rows.append((one.key, _pack(Seen(one.offset, now_ms, one.crc, *outcome))))
         if rows:
-            out.put_packed(SEEN, out.now_ms, batch.records[0].offset, rows)
+            out.put_packed(SEEN, now_ms, batch.records[0].offset, rows)
+        for outcome, n in Counter(outcomes).items():
+            out.count(*outcome, n)
 
-    def _read(self, batch: Batch) -> list[tuple[Raw, Source, Event, int]]:
-        """The valid events, with the offset each was read at; what isn't one is a dead letter, and what must hop is sent on."""
-        good = []
+    def _read(self, batch: Batch) -> list[Taken]:
+        """The valid events; what isn't one is a dead letter, and what must hop is sent on."""
+        good: list[Taken] = []
+        only = self._only
         for record in batch.records:
-            source, origin = self._only, record
+            source, origin = only, record
             if source is None:
                 origin, source_name = unwrap(record)
                 source = self.sources.get(source_name)
@@ -90,56 +98,82 @@ class Ingest:
             event = source.read(origin)
             if isinstance(event, Bad):
                 self._bury(batch.out, origin, event)
-            elif self._only is not None and (source.rekey or not record.key):
+            elif only is not None and (source.rekey or not record.key):
                 headers = rekey_headers(record, source.name)
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
                 batch.out.count("rekeyed", source.name)
             else:
-                good.append((origin, source, event, record.offset))
+                key, crc = event.event_id.encode(), crc32(record.value or b"")
+                good.append(Taken(origin, source, event, key, crc, record.offset))
         return good
 
-    def _route(self, out: Outbox, record: Raw, source: Source, event: Event, key: bytes) -> tuple[str, str]:
+    def _unseen(self, batch: Batch, good: list[Taken]) -> list[Taken]:
+        """Those whose id wasn't seen within the horizon; repeats are counted."""
+        found = batch.state.get_raw(SEEN, [one.key for one in good])
+        mine: dict[bytes, int] = {}
+        oldest_ms = batch.out.now_ms - self.horizon_ms
+        fresh: list[Taken] = []
+        for one, was in zip(good, found, strict=True):
+            first = mine.get(one.key)
+            if first is None and was is not None:
+                seen = _unpack_seen(was)
+                first = seen.crc if seen.at_ms > oldest_ms else None
+            if first is None:
+                mine[one.key] = one.crc
+                fresh.append(one)
+            else:
+                batch.out.count("duplicate" if first == one.crc else "conflict", one.source.name)
+        return fresh
+
+    def _route(self, out: Outbox, one: Taken) -> tuple[str, str]:
         """Sends a new event where it belongs; returns its outcome and the rule or task that decided."""
-        headers = (
-            *record.headers,
-            ("headrace.origin", b"%s/%d/%d" % (record.topic.encode(), record.partition, record.offset)),
-            ("headrace.event-id", key),
-        )
+        record, source, event = one.record, one.source, one.event
         if source.types and event.event_type not in source.types:
-            return self._drop(out, record, event, headers, "filtered", "source-types")
+            return self._drop(out, one, "filtered", "source-types")
         rule = self.noise.match(event, source.name)
         if rule is not None:
-            return self._drop(out, record, event, headers, "noise", rule)
-        out.send(self.clean, event.entity.encode(), record.value, headers)
+            return self._drop(out, one, "noise", rule)
+        self._pass_on(out, self.clean, one, self._headers(one))
         if not self.tasked:
-            out.count("accepted")
             return "accepted", ""
         route = self.router.route(event, source.name)
-        if isinstance(route, RuleAnswer):
-            out.send(self.results, key, _json(rule_result(record, event, route, out.now_ms)), trace_headers(event))
-            out.count("rule", route.rule)
-            out.latencies.append(("rule", max(0, out.now_ms - record.timestamp) / 1000))
+        if type(route) is RuleAnswer:
+            result = rule_result(record, event, route, out.now_ms)
+            out.send(self.results, one.key, _json(result), trace_headers(event))
+            out.latencies.append(("rule", result.latency_ms / 1000))
             return "rule", route.rule
-        if isinstance(route, NeedsModel):
+        if type(route) is NeedsModel:
             request = model_request(record, event, route)
             out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
-            out.count("asked", route.task)
             return "asked", route.task
-        out.count("untasked")
         return "untasked", ""
 
-    def _drop(
-        self, out: Outbox, record: Raw, event: Event, headers: Headers, outcome: str, rule: str
-    ) -> tuple[str, str]:
-        out.send(self.sink, event.entity.encode(), record.value, (*headers, ("headrace.rule", rule.encode())))
-        out.count(outcome, rule)
+    def _headers(self, one: Taken) -> list[tuple[str, bytes | None]]:
+        record = one.record
+        place = (record.topic, record.partition)
+        prefix = self._prefixes.get(place)
+        if prefix is None:
+            prefix = self._prefixes[place] = f"{record.topic}/{record.partition}/"
+        return [("headrace.origin", f"{prefix}{record.offset}".encode()), ("headrace.event-id", one.key)]
+
+    def _drop(self, out: Outbox, one: Taken, outcome: str, rule: str) -> tuple[str, str]:
+        self._pass_on(out, self.sink, one, [*self._headers(one), ("headrace.rule", rule.encode())])
         return outcome, rule
 
-    def _bury(self, out: Outbox, record: Raw, bad: Bad) -> None:
+    def _pass_on(self, out: Outbox, topic: str, one: Taken, headers: list[tuple[str, bytes | None]]) -> None:
+        """The record as it was received, keyed by its entity, with our headers behind its own."""
+        record = one.record
+        key, value = record.key or one.event.entity.encode(), record.value
+        if record.headers or len(key) + len(value or b"") > SMALL_BYTES:
+            out.send(topic, key, value, [*record.headers, *headers])
+        else:
+            out.rows(topic).append((key, value, headers))
+
+    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, self.name))
         out.count("dead", bad.reason)
 
-    def dead(self, batch: Batch, record: Raw, error: Exception) -> None:
+    def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         origin = record if self._only is not None else unwrap(record)[0]
         message = f"{type(error).__name__} in stage {self.name}; the log has the traceback"
         self._bury(batch.out, origin, Bad(reason="stage-failed", message=message))
@@ -160,7 +194,7 @@ class Ingest:
         return True
 
 
-def rule_result(record: Raw, event: Event, route: RuleAnswer, now_ms: int) -> Result:
+def rule_result(record: Record, event: Event, route: RuleAnswer, now_ms: int) -> Result:
     return Result(
         event_id=event.event_id,
         event_type=event.event_type,
@@ -177,7 +211,7 @@ def rule_result(record: Raw, event: Event, route: RuleAnswer, now_ms: int) -> Re
     )
 
 
-def model_request(record: Raw, event: Event, route: NeedsModel) -> ModelRequest:
+def model_request(record: Record, event: Event, route: NeedsModel) -> ModelRequest:
     return ModelRequest(
         event_id=event.event_id,
         event_type=event.event_type,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiokafka.errors import KafkaError, ProducerFenced
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import TopicPartition
 
 from app import metrics
 from app.delivery.outbox import Outbox
@@ -27,6 +27,7 @@ from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched, fetched_of
 from app.errors import HeadraceError, StateError
+from models.events import Received
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -285,10 +286,10 @@ class Lane:
             for task in waiting:
                 task.cancel()
 
-    def _take(self) -> list[ConsumerRecord[bytes, bytes]]:
+    def _take(self) -> list[Received]:
         """Up to a batch of records."""
         limit = self.delivery.batch_records
-        records: list[ConsumerRecord[bytes, bytes]] = []
+        records: list[Received] = []
         while self.inbox and len(records) < limit:
             fetched = self.inbox.popleft()
             self.inbox_records -= len(fetched.records)

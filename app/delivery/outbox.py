@@ -2,52 +2,48 @@
 
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from app.delivery.maps import Map, PackedMap
 from models.events import Headers
 
-__all__ = ["Outbox", "Send", "send_of"]
+__all__ = ["LARGE_BYTES", "Outbox", "Row", "size_of"]
 
 V = TypeVar("V")
 
+Row: TypeAlias = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+"""A record to write: key, value, headers."""
+
 RECORD_OVERHEAD_BYTES = 100
 """Room for the record's own framing (varints, batch header) when its size is compared with a topic's limit."""
+LARGE_BYTES = 64 << 10
+"""Below this a record fits every topic, so nobody has to look."""
 
 
-class Send(NamedTuple):
-    """One record to write. `partition` None: Kafka's murmur2 of the key, so that any producer co-partitions."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    partition: int | None
-    size_bytes: int
-    """As it counts against a topic's limit: key, value, headers and framing."""
-
-
-def send_of(
-    topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]], partition: int | None
-) -> Send:
-    """Makes a Send with its size."""
+def size_of(row: Row) -> int:
+    """Bytes of a record as they count against a topic's limit: key, value, headers and framing."""
+    key, value, headers = row
     size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
     for name, content in headers:
         size += len(name) + 8 + (len(content) if content else 0)
-    return Send(topic, key, value, headers, partition, size)
+    return size
 
 
 class Outbox:
     """Collects the outputs and State changes of one batch. They take effect together, or not at all."""
 
-    __slots__ = ("changelog", "counts", "latencies", "local", "now_ms", "sends")
+    __slots__ = ("changelog", "counts", "large", "latencies", "local", "now_ms", "sends")
 
     def __init__(self, now_ms: int | None = None) -> None:
         self.now_ms = int(time.time() * 1000) if now_ms is None else now_ms
         """The time of this batch, ms since the epoch; agents take it from here, so that tests can set it."""
-        self.sends: list[Send] = []
+        self.sends: dict[tuple[str, int | None], list[Row]] = {}
+        """Records by topic and partition, each list in order. Partition None: Kafka's murmur2 of the key, so that any
+        producer co-partitions."""
+        self.large = False
+        """Some record may be too large for its topic."""
         self.changelog: dict[bytes, bytes | None] = {}
         self.local: dict[bytes, bytes | None] = {}
         self.counts: dict[tuple[str, str], int] = {}
@@ -69,7 +65,17 @@ class Outbox:
         partition: int | None = None,
     ) -> None:
         """Adds a record to write."""
-        self.sends.append(send_of(topic, key, value, list(headers), partition))
+        row: Row = (key, value, list(headers))
+        self.rows(topic, partition).append(row)
+        if size_of(row) > LARGE_BYTES:
+            self.large = True
+
+    def rows(self, topic: str, partition: int | None = None) -> list[Row]:
+        """The records for a topic so far, to append to. Only for records certain to be below LARGE_BYTES."""
+        rows = self.sends.get((topic, partition))
+        if rows is None:
+            rows = self.sends[topic, partition] = []
+        return rows
 
     def put(self, into: Map[V], key: bytes, value: V) -> None:
         """Sets a key of a map."""
@@ -115,7 +121,9 @@ class Outbox:
 
     def merge(self, other: "Outbox") -> None:
         """Takes over what another outbox holds, after what is here."""
-        self.sends.extend(other.sends)
+        for (topic, partition), rows in other.sends.items():
+            self.rows(topic, partition).extend(rows)
+        self.large = self.large or other.large
         self.changelog.update(other.changelog)
         self.local.update(other.local)
         self.latencies.extend(other.latencies)
@@ -124,9 +132,11 @@ class Outbox:
 
     @property
     def size_bytes(self) -> int:
-        return sum(send.size_bytes for send in self.sends) + sum(
-            len(key) + len(value or b"") for key, value in self.changelog.items()
-        )
+        """Bytes it holds in memory, about: headers are small beside keys and values."""
+        size = 0
+        for rows in self.sends.values():
+            size += sum([len(value) for _, value, _ in rows if value]) + 2 * RECORD_OVERHEAD_BYTES * len(rows)
+        return size + sum([len(key) + len(value or b"") for key, value in self.changelog.items()])
 
     def __bool__(self) -> bool:
         return bool(self.sends or self.changelog)

@@ -11,6 +11,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app.kafka import client_kwargs
 from app.settings import KafkaSettings
+from models.events import Record
 
 __all__ = ["crc_of", "initial_offset", "probe", "read_tail", "record_at"]
 
@@ -18,7 +19,7 @@ READ_TIMEOUT_S = 10.0
 """A record that must be there comes in milliseconds; a broker that takes longer is treated as not reachable."""
 
 
-def crc_of(record: ConsumerRecord[bytes, bytes]) -> int:
+def crc_of(record: Record) -> int:
     return zlib.crc32(record.value or b"")
 
 

@@ -16,7 +16,7 @@ from aiokafka.structs import TopicPartition
 
 from app import metrics
 from app.delivery.lane import Lane
-from app.delivery.outbox import Outbox, send_of
+from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.stage import Stage
@@ -73,8 +73,8 @@ class Delivery:
 
     # -- partitions ------------------------------------------------------------------------------------------------
 
-    def partition_of(self, topic: str, key: bytes | None, fallback: int) -> int:
-        """Kafka's own partition for a key; a record without one goes where its input was, modulo the count.
+    def by_partition(self, topic: str, rows: list[Row], fallback: int) -> dict[int, list[Row]]:
+        """Records by Kafka's own partition for their keys; one without a key goes where its input was, modulo the count.
 
         Raises:
             OutputError: the topic isn't known.
@@ -82,7 +82,15 @@ class Delivery:
         count = self.partitions.get(topic)
         if count is None:
             raise OutputError(f"topic {topic} isn't there; `headrace check` tells what is missing")
-        return fallback % count if key is None else partition_for(key, count)
+        found: dict[int, list[Row]] = {}
+        for row in rows:
+            key = row[0]
+            partition = fallback % count if key is None else partition_for(key, count)
+            its = found.get(partition)
+            if its is None:
+                its = found[partition] = []
+            its.append(row)
+        return found
 
     async def fence(self, assigned: set[Any]) -> None:
         """Opens a lane for each input partition: from here on nobody else can write for it.
@@ -231,24 +239,33 @@ class Delivery:
             OutputError: it doesn't even fit there; the lane goes back, says so, and tries again with backoff.
         """
         floor = self.settings.kafka.max_message_bytes
-        for index, send in enumerate(out.sends):
-            if send.size_bytes <= floor or send.size_bytes <= self.limit_bytes(send.topic):
+        if not out.large and floor > LARGE_BYTES:
+            return
+        for (topic, partition), rows in list(out.sends.items()):
+            limit = max(floor, self.limit_bytes(topic))
+            large = [row for row in rows if size_of(row) > limit]
+            if not large:
                 continue
-            note = f"{send.size_bytes} bytes, more than {send.topic} takes ({self.limit_bytes(send.topic)})".encode()
-            headers = [
-                *send.headers,
-                ("headrace.reason", b"output-too-large"),
-                ("headrace.field", send.topic.encode()),
-                ("headrace.stage", stage.name.encode()),
-                ("__connect.errors.exception.message", note),
-            ]
-            dead = send_of(self.dead_letter, send.key, send.value, headers, None)
-            if dead.size_bytes > self.limit_bytes(self.dead_letter):
-                raise OutputError(
-                    f"an output of {send.size_bytes} bytes fits neither {send.topic} nor {self.dead_letter}; raise "
-                    "max.message.bytes of the dead letter topic and kafka.max_message_bytes"
-                )
-            out.sends[index] = dead
+            out.sends[topic, partition] = [row for row in rows if size_of(row) <= limit]
+            for row in large:
+                self._bury(out, topic, row, stage)
+
+    def _bury(self, out: Outbox, topic: str, row: Row, stage: Stage) -> None:
+        key, value, headers = row
+        note = f"{size_of(row)} bytes, more than {topic} takes ({self.limit_bytes(topic)})".encode()
+        headers = [
+            *headers,
+            ("headrace.reason", b"output-too-large"),
+            ("headrace.field", topic.encode()),
+            ("headrace.stage", stage.name.encode()),
+            ("__connect.errors.exception.message", note),
+        ]
+        if size_of((key, value, headers)) > self.limit_bytes(self.dead_letter):
+            raise OutputError(
+                f"an output of {size_of(row)} bytes fits neither {topic} nor {self.dead_letter}; raise "
+                "max.message.bytes of the dead letter topic and kafka.max_message_bytes"
+            )
+        out.send(self.dead_letter, key, value, headers)
 
     async def reserve_output(self, size: int) -> None:
         """Waits until there is room for output not yet written."""

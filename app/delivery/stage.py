@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from aiokafka.structs import ConsumerRecord
-
 from app import metrics
 from app.delivery.outbox import Outbox
 from app.delivery.state import State, View
+from models.events import Record
 
 if TYPE_CHECKING:
     from app.delivery.lane import Lane
@@ -20,7 +19,7 @@ __all__ = ["Batch", "Logic", "Records", "Stage"]
 
 log = logging.getLogger("headrace.delivery")
 
-Records = Sequence[ConsumerRecord[bytes, bytes]]
+Records = Sequence[Record]
 
 
 @dataclass(slots=True)
@@ -39,7 +38,7 @@ class Logic(Protocol):
     def decide(self, batch: Batch) -> None:
         """Decides on a batch. An exception makes it run again record by record."""
 
-    def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
+    def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         """Puts a record that failed alone into the outbox as a dead letter."""
 
     def ready(self, lane: "Lane") -> None:
@@ -119,11 +118,8 @@ class Stage:
             metrics.OUTCOMES.labels(self.name, outcome, detail).inc(n)
         for tier, seconds in transaction.out.latencies:
             metrics.APPEND_TO_RESULT_SECONDS.labels(tier).observe(seconds)
-        per_topic: dict[str, int] = {}
-        for send in transaction.out.sends:
-            per_topic[send.topic] = per_topic.get(send.topic, 0) + 1
-        for topic, n in per_topic.items():
-            metrics.RECORDS_OUT.labels(self.name, topic).inc(n)
+        for (topic, _), rows in transaction.out.sends.items():
+            metrics.RECORDS_OUT.labels(self.name, topic).inc(len(rows))
         self.logic.committed(lane)
 
     def lane_ready(self, lane: "Lane") -> None:

@@ -1,13 +1,14 @@
 """One Kafka transaction: outputs, changelog records and the input offset, all or nothing."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiokafka
 from aiokafka.structs import TopicPartition
 
-from app.delivery.outbox import Outbox
+from app.delivery.outbox import Outbox, Row
 from app.kafka import client_kwargs
 from app.settings import Settings
 
@@ -21,6 +22,7 @@ MAX_BATCH_BYTES = 1_000_000
 RETRY_BACKOFF_MS = 10
 """A broker answers a new transaction right after the last with NotEnoughReplicas until it is verified; the default of
 100 ms would be the length of most transactions."""
+NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
 async def new_producer(settings: Settings, transactional_id: str) -> aiokafka.AIOKafkaProducer:
@@ -85,37 +87,45 @@ class Transaction:
         return int(changelog[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker
 
     async def _send(self, producer: Any, stage: "Stage", partition: int) -> list[Any]:
-        builders: dict[tuple[str, int], Any] = {}
         futures: list[Any] = []
-        partitioner = stage.delivery.partition_of
-        for topic, key, value, headers, where, _ in self.out.sends:
-            target = partitioner(topic, key, partition) if where is None else where
-            builder = builders.get((topic, target))
-            if builder is None:
-                builder = builders[topic, target] = producer.create_batch()
-            if builder.append(key=key, value=value, timestamp=None, headers=headers) is None:
-                builder.close()
-                futures.append(await producer.send_batch(builder, topic, partition=target))
-                builder = builders[topic, target] = producer.create_batch()
-                builder.append(key=key, value=value, timestamp=None, headers=headers)
-        for (topic, target), builder in builders.items():
-            builder.close()
-            futures.append(await producer.send_batch(builder, topic, partition=target))
+        for (topic, where), rows in self.out.sends.items():
+            targets = {where: rows} if where is not None else stage.delivery.by_partition(topic, rows, partition)
+            for target, its in targets.items():
+                sent, _ = await _write(producer, topic, target, its)
+                futures += sent
         return futures
 
     async def _send_changelog(self, producer: Any, topic: str, partition: int) -> tuple[list[Any], int]:
         """Sends the State changes; returns the futures and how many records the last batch holds."""
-        if not self.out.changelog:
-            return [], 0
-        futures: list[Any] = []
-        builder, count = producer.create_batch(), 0
-        for key, value in self.out.changelog.items():
-            if builder.append(key=key, value=value, timestamp=None) is None:
-                builder.close()
-                futures.append(await producer.send_batch(builder, topic, partition=partition))
-                builder, count = producer.create_batch(), 0
-                builder.append(key=key, value=value, timestamp=None)
-            count += 1
-        builder.close()
-        futures.append(await producer.send_batch(builder, topic, partition=partition))
-        return futures, count
+        rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
+        return await _write(producer, topic, partition, rows)
+
+
+async def _write(producer: Any, topic: str, partition: int, rows: list[Row]) -> tuple[list[Any], int]:
+    """Fills record batches and hands them to the producer.
+
+    The builder inside aiokafka's BatchBuilder is called directly: its own append costs three times the work it does.
+
+    Returns:
+        The futures of the batches, in order, and how many records the last one holds.
+    """
+    futures: list[Any] = []
+    now_ms = int(time.time() * 1000)
+    batch, append, count = None, None, 0
+    for key, value, headers in rows:
+        if append is None or append(count, now_ms, key, value, headers) is None:
+            if batch is not None:
+                futures.append(await _close(producer, batch, count, topic, partition))
+            batch, count = producer.create_batch(), 0
+            append = batch._builder.append
+            append(0, now_ms, key, value, headers)  # the first record of a batch is taken whatever its size
+        count += 1
+    if batch is not None:
+        futures.append(await _close(producer, batch, count, topic, partition))
+    return futures, count
+
+
+async def _close(producer: Any, batch: Any, count: int, topic: str, partition: int) -> Any:
+    batch._relative_offset = count
+    batch.close()
+    return await producer.send_batch(batch, topic, partition=partition)

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
 from aiokafka.errors import ConsumerStoppedError
-from aiokafka.structs import ConsumerRecord
 from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
+from app.delivery.drain import drain
 from app.kafka import client_kwargs
+from models.events import Received
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -40,16 +41,16 @@ class Fetched(NamedTuple):
     Transaction markers and compacted records leave holes between; none is an event.
     """
 
-    records: list[ConsumerRecord[bytes, bytes]]
+    records: list[Received]
     start: int
     next: int
     size_bytes: int
-    """Keys and values, as Kafka says; a part of a batch has its share."""
+    """Values, and room for the rest; a part of a batch has its share."""
 
 
-def fetched_of(records: list[ConsumerRecord[bytes, bytes]], start: int, following: int) -> Fetched:
+def fetched_of(records: list[Received], start: int, following: int) -> Fetched:
     """Makes a Fetched with its size."""
-    size = sum([r.serialized_value_size for r in records]) + 100 * len(records)
+    size = sum([len(r.value) for r in records if r.value]) + 100 * len(records)
     return Fetched(records, start, following, size)
 
 
@@ -136,7 +137,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             if limit <= 0 or state is None or state._position is None:
                 continue
             start = state._position
-            records = (await consumer._fetcher.fetched_records({tp}, timeout=0, max_records=limit)).get(tp, [])
+            records = drain(consumer._fetcher, tp, limit)
             after = state._position
             if records or (restoring and self._reported.get(tp) != after):
                 # A changelog whose tail holds only transaction markers: say so, or restore waits for ever.

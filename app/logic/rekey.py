@@ -1,9 +1,8 @@
 """The hop by event_id: a raw record inside a record of ours, with all that a source needs to read it again."""
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
-from models.events import Headers
+from models.events import Headers, Received, Record
 
 __all__ = ["rekey_headers", "unwrap"]
 
@@ -26,13 +25,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Hop).decode
 
 
-def rekey_headers(record: ConsumerRecord[bytes, bytes], source: str) -> Headers:
+def rekey_headers(record: Record, source: str) -> Headers:
     """One header that holds the rest of the raw record; its own headers travel inside, so none can pose as ours."""
     hop = Hop(source, record.topic, record.partition, record.offset, record.timestamp, record.key, list(record.headers))
     return ((ENVELOPE, _encode(hop)),)
 
 
-def unwrap(record: ConsumerRecord[bytes, bytes]) -> tuple[ConsumerRecord[bytes, bytes], str]:
+def unwrap(record: Record) -> tuple[Record, str]:
     """The raw record as its source had it (topic, partition, offset, time, key, headers), and the source's name.
 
     A record that isn't ours comes back as it is, with an empty name.
@@ -43,18 +42,8 @@ def unwrap(record: ConsumerRecord[bytes, bytes]) -> tuple[ConsumerRecord[bytes, 
                 hop = _decode(value)
             except msgspec.MsgspecError:
                 return record, ""
-            raw = ConsumerRecord(
-                topic=hop.topic,
-                partition=hop.partition,
-                offset=hop.offset,
-                timestamp=hop.timestamp_ms,
-                timestamp_type=record.timestamp_type,
-                key=hop.key,
-                value=record.value,
-                checksum=None,
-                serialized_key_size=len(hop.key or b""),
-                serialized_value_size=record.serialized_value_size,
-                headers=tuple(hop.headers),
+            raw = Received(
+                hop.topic, hop.partition, hop.offset, hop.timestamp_ms, hop.key, record.value, tuple(hop.headers)
             )
             return raw, hop.source
     return record, ""

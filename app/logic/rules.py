@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import assert_never
+from typing import Generic, TypeVar, assert_never
 
 from app.errors import SettingsError
 from app.settings import Condition, Settings, TaskRule, TaskSettings
@@ -27,11 +27,14 @@ __all__ = [
     "condition_fields",
 ]
 
+T = TypeVar("T")
 Test = Callable[[Event], bool]
 
 BUILT_IN = ("event_type", "event_id", "source_system", "entity", "text")
 """Fields that every event has; all others are paths into its document."""
 
+MAX_KNOWN_TYPES = 10_000
+"""Event types beyond these are looked at anew each time: senders choose the names."""
 MAX_MATCH_CHARS = 10_000
 """A regular expression sees no more of a value: some take time that grows faster than the text."""
 
@@ -200,6 +203,43 @@ def _text_test(condition: Condition, where: str) -> Callable[[object], bool]:
     return holds
 
 
+class _ByType(Generic[T]):
+    """Rules in order, with the conditions on the event type decided once a type: few events need a test at all."""
+
+    def __init__(self, rules: Sequence[tuple[frozenset[str] | None, Test | None, T]]) -> None:
+        self._rules = rules
+        self._known: dict[str, tuple[tuple[Test | None, T], ...]] = {}
+
+    def first(self, event: Event) -> T | None:
+        """The outcome of the first rule that holds, or None."""
+        candidates = self._known.get(event.event_type)
+        if candidates is None:
+            candidates = self._candidates(event.event_type)
+        for test, outcome in candidates:
+            if test is None or test(event):
+                return outcome
+        return None
+
+    def _candidates(self, event_type: str) -> tuple[tuple[Test | None, T], ...]:
+        found = tuple((test, out) for types, test, out in self._rules if types is None or event_type in types)
+        if len(self._known) < MAX_KNOWN_TYPES:
+            self._known[event_type] = found
+        return found
+
+
+def _split(conditions: Sequence[Condition], where: str) -> tuple[frozenset[str] | None, Test | None]:
+    """The event types that conditions allow (None: any), and a test for the rest (None: nothing is left)."""
+    types: frozenset[str] | None = None
+    rest = []
+    for condition in conditions:
+        if condition.field == "event_type" and condition.op in ("equals", "in"):
+            allowed = _allowed(condition, f"{where} (event_type {condition.op})")
+            types = allowed if types is None else types & allowed
+        else:
+            rest.append(condition)
+    return types, compile_conditions(rest, where) if rest else None
+
+
 class NoiseRules:
     """The noise rules of each source, in order.
 
@@ -208,18 +248,18 @@ class NoiseRules:
     """
 
     def __init__(self, settings: Settings) -> None:
-        compiled = [(rule, compile_conditions(rule.when, f"noise rule {rule.name}")) for rule in settings.noise]
-        self._by_source: dict[str, list[tuple[str, Test]]] = {
-            source.name: [(rule.name, test) for rule, test in compiled if _takes(rule.sources, source.name)]
+        compiled = [(rule, *_split(rule.when, f"noise rule {rule.name}")) for rule in settings.noise]
+        self._by_source: dict[str, _ByType[str]] = {
+            source.name: _ByType(
+                [(types, test, rule.name) for rule, types, test in compiled if _takes(rule.sources, source.name)]
+            )
             for source in settings.sources
         }
 
     def match(self, event: Event, source_name: str) -> str | None:
         """The name of the first rule that holds, or None."""
-        for name, test in self._by_source.get(source_name, ()):
-            if test(event):
-                return name
-        return None
+        rules = self._by_source.get(source_name)
+        return None if rules is None else rules.first(event)
 
 
 class TaskRouter:
@@ -230,26 +270,32 @@ class TaskRouter:
     """
 
     def __init__(self, settings: Settings) -> None:
-        compiled = [(task, [_outcome(task, rule) for rule in task.rules]) for task in settings.tasks]
-        self._by_source = {
-            source.name: [
-                (frozenset(task.types), rules, NeedsModel(task=task.name))
-                for task, rules in compiled
-                if _takes(task.sources, source.name)
-            ]
+        compiled = [(task, _task_rules(task)) for task in settings.tasks]
+        self._by_source: dict[str, _ByType[RuleAnswer | NeedsModel]] = {
+            source.name: _ByType(
+                [rule for task, rules in compiled if _takes(task.sources, source.name) for rule in rules]
+            )
             for source in settings.sources
         }
 
     def route(self, event: Event, source_name: str) -> Route:
         """What is to be done with the event."""
-        for types, rules, otherwise in self._by_source.get(source_name, ()):
-            if types and event.event_type not in types:
-                continue
-            for test, outcome in rules:
-                if test(event):
-                    return outcome
-            return otherwise
-        return UNTASKED
+        rules = self._by_source.get(source_name)
+        return (rules.first(event) if rules is not None else None) or UNTASKED
+
+
+def _task_rules(task: TaskSettings) -> list[tuple[frozenset[str] | None, Test | None, RuleAnswer | NeedsModel]]:
+    """A task's rules for the types it takes, and at their end what holds for all the rest of those."""
+    taken = frozenset(task.types) if task.types else None
+    rules: list[tuple[frozenset[str] | None, Test | None, RuleAnswer | NeedsModel]] = []
+    for rule in task.rules:
+        types, test = _split(rule.when, f"task {task.name}, rule {rule.name}")
+        if types is None or taken is None:
+            types = taken if types is None else types
+        else:
+            types &= taken
+        rules.append((types, test, _outcome(task, rule)))
+    return [*rules, (taken, None, NeedsModel(task=task.name))]
 
 
 UNTASKED = Untasked()
@@ -259,8 +305,7 @@ def _takes(sources: list[str], name: str) -> bool:
     return not sources or name in sources
 
 
-def _outcome(task: TaskSettings, rule: TaskRule) -> tuple[Test, RuleAnswer | NeedsModel]:
-    test = compile_conditions(rule.when, f"task {task.name}, rule {rule.name}")
+def _outcome(task: TaskSettings, rule: TaskRule) -> RuleAnswer | NeedsModel:
     if rule.tier == "deep":
-        return test, NeedsModel(task=task.name, skip_light=True, hint=rule.name)
-    return test, RuleAnswer(task=task.name, category=rule.category, rule=rule.name)
+        return NeedsModel(task=task.name, skip_light=True, hint=rule.name)
+    return RuleAnswer(task=task.name, category=rule.category, rule=rule.name)

@@ -35,6 +35,18 @@ class Envelope(msgspec.Struct, gc=False):
     entity_id: int | float | str | None = None
 
 
+class Head(msgspec.Struct, gc=False):
+    """An envelope whose payload nobody looks at: its JSON is checked and skipped, in a third of the time."""
+
+    event_id: int | float | str
+    event_type: str
+    event_time: int | float | str
+    source_system: str | None = None
+    trace_id: str | None = None
+    summary: str | None = None
+    entity_id: int | float | str | None = None
+
+
 class EnvelopeReader:
     """Reads envelopes. `read` is the public method; it never raises."""
 
@@ -44,7 +56,10 @@ class EnvelopeReader:
         self.max_future_ms = int(settings.ingest.max_future_s * 1000)
         self.plain_ms = source.time_unit in ("auto", "ms")
         self.with_text = with_text
-        self._decode = msgspec.json.Decoder(Envelope).decode
+        self._looks = bool(fields) or with_text
+        self._decode: Callable[[bytes], Envelope | Head] = (
+            msgspec.json.Decoder(Envelope).decode if self._looks else msgspec.json.Decoder(Head).decode
+        )
         self._read_time = compile_time(source, self.max_future_ms)
         where = f"source {source.name}"
         self._template = compile_text(source.text, f"{where}, text") if source.text and with_text else None
@@ -62,17 +77,16 @@ class EnvelopeReader:
             envelope = self._decode(value)
         except (msgspec.DecodeError, RecursionError):
             return self._read_tolerantly(value, record)
-        if not value.isascii():
-            bad = check_utf8(value)
-            if bad is not None:
-                return bad
+        bad = check_utf8(value)
+        if bad is not None:
+            return bad
         if brackets(value) > self.max_depth:
             bad = too_deep(value, self.max_depth)
             if bad is not None:
                 return bad
         return self._event(envelope, value, record)
 
-    def _event(self, envelope: Envelope, value: bytes, record: Record) -> Event | Bad:
+    def _event(self, envelope: Envelope | Head, value: bytes, record: Record) -> Event | Bad:
         event_id = envelope.event_id
         if type(event_id) is not str or not 0 < len(event_id) <= self.max_id_bytes or not event_id.isascii():
             checked = identifier(event_id, "event_id", self.max_id_bytes)
@@ -93,15 +107,15 @@ class EnvelopeReader:
             return _wrong("entity_id", "text or an integer")
         key = record.key
         event = Event(
-            event_id=event_id,
-            event_type=event_type,
-            event_time_ms=at_ms,
-            entity=entity_of(key, "" if entity_id is None else str(entity_id), event_id),
-            source_system=envelope.source_system or "",
-            trace_id=envelope.trace_id or (traceparent(record.headers) if record.headers else ""),
+            event_id,
+            event_type,
+            at_ms,
+            entity_of(key, "" if entity_id is None else str(entity_id), event_id),
+            envelope.source_system or "",
+            envelope.trace_id or (traceparent(record.headers) if record.headers else ""),
         )
-        if self._fields or self.with_text:
-            self._fill(event, envelope, value)
+        if self._looks:
+            self._fill(event, cast(Envelope, envelope), value)
         return event
 
     def _fill(self, event: Event, envelope: Envelope, value: bytes) -> None:
