@@ -9,15 +9,19 @@ __all__ = [
     "ALL",
     "APPEND_TO_RESULT_SECONDS",
     "BATCH_RECORDS",
+    "BREAKER_OPEN",
     "LAG_RECORDS",
     "LANE_FAILURES",
+    "MODEL_BATCH_ITEMS",
     "MODEL_CALLS",
+    "MODEL_COST_USD",
     "MODEL_SECONDS",
     "MODEL_TOKENS",
     "OLDEST_OPEN_SECONDS",
     "OPEN_ITEMS",
     "OUTCOMES",
     "PARTITIONS_STOPPED",
+    "PROVIDER_REFUSALS",
     "RECORDS_IN",
     "RECORDS_LOST",
     "RECORDS_OUT",
@@ -62,13 +66,25 @@ APPEND_TO_RESULT_SECONDS = Histogram(
     "headrace_append_to_result_seconds", "From the raw record's append to its result.", ["tier"], buckets=WIDE
 )
 STATE_BYTES = Gauge("headrace_state_bytes", "Local state, on disk and in memory tables.", ["state"])
-MODEL_CALLS = Counter("headrace_model_calls", "Wire calls to a model server.", ["model", "outcome"])
-MODEL_TOKENS = Counter("headrace_model_tokens", "Tokens as the server reports them.", ["model", "kind"])
-MODEL_SECONDS = Histogram("headrace_model_seconds", "Time of a model call.", ["model"], buckets=WIDE)
+MODEL_CALLS = Counter("headrace_model_calls", "Wire calls to a provider.", ["provider", "model", "outcome"])
+MODEL_TOKENS = Counter(
+    "headrace_model_tokens", "Tokens as the server reports them.", ["provider", "model", "task", "kind"]
+)
+MODEL_COST_USD = Counter("headrace_model_cost_usd", "What those tokens cost.", ["provider", "model", "task"])
+MODEL_SECONDS = Histogram("headrace_model_seconds", "Time of a model call.", ["provider", "model"], buckets=WIDE)
+MODEL_BATCH_ITEMS = Histogram(
+    "headrace_model_batch_items", "Events in a model call.", ["provider"], buckets=(1, 2, 5, 10, 15, 20, 50, 100)
+)
+BREAKER_OPEN = Gauge(
+    "headrace_breaker_open", "0: the provider is called; 1: it is left alone after failures.", ["provider"]
+)
+PROVIDER_REFUSALS = Counter(
+    "headrace_provider_refusals", "Calls that a provider refused for good: somebody must act.", ["provider", "status"]
+)
 
 ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
-    MODEL_CALLS, MODEL_TOKENS, MODEL_SECONDS,
+    MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""

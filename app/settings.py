@@ -9,14 +9,11 @@ import os
 import tomllib
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
-    StringConstraints,
     ValidationError,
     field_validator,
     model_validator,
@@ -24,8 +21,11 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import SettingsError
+from app.settings_base import Name, Section
+from app.settings_llm import BreakerSettings, LlmSettings, ProviderSettings
 
 __all__ = [
+    "BreakerSettings",
     "CategorySettings",
     "ClassifySettings",
     "Condition",
@@ -34,7 +34,9 @@ __all__ = [
     "KafkaSettings",
     "LightSettings",
     "LlmSettings",
+    "MarkRule",
     "NoiseRule",
+    "ProviderSettings",
     "Settings",
     "SourceSettings",
     "TaskRule",
@@ -45,15 +47,6 @@ __all__ = [
 
 SECRETS = ("kafka.password", "llm.api_key", "web.token")
 """Fields that may come from the environment only."""
-
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-"""Letters, digits, `.`, `_` and `-`: it becomes part of topic names, metrics labels and file names."""
-
-
-class Section(BaseModel):
-    """A part of the tree: frozen, and an unknown field is a mistake, not a wish."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class KafkaSettings(Section):
@@ -196,6 +189,14 @@ class NoiseRule(Section):
     sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
 
 
+class MarkRule(Section):
+    """Marks events that not every provider may see. An event may get several marks."""
+
+    name: Name = Field(description="The mark; providers name those they may see.")
+    when: list[Condition] = Field(min_length=1, description="All must hold.")
+    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
+
+
 class SourceSettings(Section):
     """A topic, and where in its records the event is."""
 
@@ -318,34 +319,6 @@ class LightSettings(Section):
     max_chars: int = Field(2000, ge=50, description="Longer texts are cut: the encoder reads 512 tokens.")
 
 
-class LlmSettings(Section):
-    """The deep tier's server: anything that speaks the OpenAI API."""
-
-    base_url: str = Field(
-        "http://127.0.0.1:8090/v1",
-        pattern=r"^https?://",
-        description="Up to and with /v1. The default is `headrace llm`.",
-    )
-    model: str = Field("smollm2-135m-instruct", min_length=1, description="As the server names it.")
-    api_key: SecretStr = Field(SecretStr(""), description="From the environment only (HEADRACE_LLM__API_KEY).")
-    concurrency: int = Field(10, ge=1, le=1000, description="Calls in flight a worker.")
-    batch_items: int = Field(20, ge=1, le=100, description="Events a call: 20 cut prompt tokens about 8 times.")
-    batch_wait_ms: int = Field(500, ge=0, le=60_000, description="An event waits at most this long for company.")
-    max_item_chars: int = Field(2000, ge=50, description="A longer text is cut (never inside a character).")
-    connect_timeout_s: float = Field(5.0, gt=0, description="To open a connection.")
-    timeout_s: float = Field(60.0, gt=0, le=600, description="A whole call, slow drips included.")
-    max_retries: int = Field(2, ge=0, le=10, description="After the first call, on retryable failures.")
-    retry_backoff_s: float = Field(0.5, gt=0, description="First wait between retries; doubles, with jitter.")
-    max_retry_after_s: float = Field(300.0, gt=0, description="A longer Retry-After is cut to this.")
-    json_schema: bool = Field(
-        True,
-        description="Ask for structured output; a server that refuses it is asked without, and that is remembered.",
-    )
-    temperature: float = Field(0.0, ge=0, le=2)
-    price_prompt_usd: float = Field(0.0, ge=0, description="US dollars per million prompt tokens.")
-    price_completion_usd: float = Field(0.0, ge=0, description="US dollars per million completion tokens.")
-
-
 class ClassifySettings(Section):
     """The queue of open work in State behind the model tiers."""
 
@@ -354,8 +327,17 @@ class ClassifySettings(Section):
         ge=20,
         description="Open items a partition: at the bound the lane stops taking input, Kafka keeps the rest.",
     )
-    retry_s: float = Field(5.0, gt=0, description="First wait of an item whose server failed; doubles.")
-    max_retry_s: float = Field(60.0, gt=0, description="Longest wait between two tries of an item.")
+    retry_s: float = Field(
+        300.0,
+        gt=0,
+        description="How long an item waits in State after every provider allowed failed it. Less when one recovers.",
+    )
+    max_rounds: int = Field(5, ge=1, le=100, description="Such rounds of an item; then a person decides.")
+    max_age_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="An item open for this long goes to a person, though no provider could be asked (outage, budget).",
+    )
     trace_horizon_s: float = Field(86_400.0, gt=0, description="How long `headrace trace` knows an answered event.")
 
 
@@ -398,6 +380,7 @@ class Settings(BaseSettings):
     ingest: IngestSettings = IngestSettings()
     sources: list[SourceSettings] = Field(default_factory=list)
     noise: list[NoiseRule] = Field(default_factory=list)
+    marks: list[MarkRule] = Field(default_factory=list)
     tasks: list[TaskSettings] = Field(default_factory=list)
     light: LightSettings = LightSettings()
     llm: LlmSettings = LlmSettings()
@@ -421,6 +404,7 @@ class Settings(BaseSettings):
         for what, names in (
             ("sources", [s.name for s in self.sources]),
             ("noise", [n.name for n in self.noise]),
+            ("marks", [m.name for m in self.marks]),
             ("tasks", [t.name for t in self.tasks]),
         ):
             if len(set(names)) != len(names):
@@ -429,12 +413,24 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"sources: each topic may be read by one source, given {', '.join(topics)}")
         known = {s.name for s in self.sources}
-        rules: list[NoiseRule | TaskSettings] = [*self.noise, *self.tasks]
+        rules: list[NoiseRule | MarkRule | TaskSettings | ProviderSettings] = [
+            *self.noise, *self.marks, *self.tasks, *self.llm.chain(),
+        ]  # fmt: skip
         for rule in rules:
             for name in rule.sources:
                 if name not in known:
                     raise ValueError(f"{rule.name}: source {name!r} isn't declared; there are {', '.join(known)}")
+        self._check_providers()
         return self
+
+    def _check_providers(self) -> None:
+        tasks, marks = [t.name for t in self.tasks], [m.name for m in self.marks]
+        for provider in self.llm.chain():
+            for what, named, there in (("task", provider.tasks, tasks), ("mark", provider.marks, marks)):
+                for name in set(named) - set(there):
+                    raise ValueError(
+                        f"llm provider {provider.name}: {what} {name!r} isn't declared; there are {', '.join(there) or 'none'}"
+                    )
 
     def topic(self, name: str) -> str:
         """The full name of a topic of ours."""

@@ -27,10 +27,10 @@ SAID_HERE = {
     "tasks[].rules[].name": "Becomes `why` of the result.",
     "tasks[].categories": "The possible answers, two or more.",
     "tasks[].categories[].id": "The answer as it stands in results. Unique within the task.",
-    "llm.temperature": "Passed to the server. 0: the same text gets the same answer, as far as the server can.",
     "log.level": "What is written to standard error. debug includes Faust's own messages.",
     "sources": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
     "noise": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
+    "marks": "Tables of the file only. Events that not every provider may see.",
     "tasks": "Tables of the file only. An empty list: events are validated, deduplicated and filtered, no more.",
 }
 """For fields whose model says nothing."""
@@ -85,6 +85,8 @@ def _type_name(annotation: Any) -> str:
         return _type_name(arguments[0])
     if origin is list:
         return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return "table of texts"
     if origin in (Union, types.UnionType):
         return " or ".join(_type_name(each) for each in arguments if each is not type(None))
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -103,7 +105,7 @@ def _default(dotted: str, field: FieldInfo) -> str:
         return "required"
     if value is None:
         return "unset"
-    if value in ("", []):
+    if value in ("", [], {}):
         return "empty"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

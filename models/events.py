@@ -88,6 +88,8 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     """A rule asked for the deep model."""
     hint: str = ""
     """The name of the rule that asked for it."""
+    marks: list[str] = msgspec.field(default_factory=list)
+    """Only providers that name all of them may see the event."""
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
@@ -96,6 +98,8 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     category: str
     confidence: float
     """0 to 1. Rules give 1.0; the deep tier reports 1.0 for a checked answer unless the model gives its own."""
+    provider: str = ""
+    """The name of the model server that was asked; empty for other tiers."""
     model: str = ""
     model_version: str = ""
     """The light encoder's package version; empty for a model server, which tells only its model's name."""

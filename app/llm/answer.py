@@ -119,12 +119,12 @@ def _error(status: int, error: object, text: str, retry_after_s: float | None) -
 
 def _advice(status: int) -> str:
     if status in (401, 403):
-        return "check HEADRACE_LLM__API_KEY"
+        return "check the provider's key (HEADRACE_LLM__API_KEY for the first one)"
     if status == 404:
-        return "check llm.base_url (up to and with /v1) and llm.model"
+        return "check its base_url (up to and with /v1) and model"
     if 300 <= status < 400:
-        return "it redirects; set llm.base_url to where it points"
-    return "it doesn't accept the request; check llm.model and the server's log"
+        return "it redirects; set base_url to where it points"
+    return "it doesn't accept the request; check its model and the server's log"
 
 
 def completion_of(body: bytes, latency_ms: int, retry_after_s: float | None = None) -> Completion:

@@ -1,12 +1,13 @@
 """One call to any server that speaks the OpenAI chat completions API.
 
 All HTTP of the model tier is here: httpx can be replaced without touching what decides. `complete` is one wire call;
-who wants another asks again (see `app.llm.deep`). Two exceptions, both once: a server that refuses structured output
-is asked without it, and a request on a kept connection that the server had closed is sent again on a fresh one.
+who wants another asks again (see `app.llm.provider`). One exception: a server that refuses structured output is asked
+without it, once. Nothing is sent again in silence: calls are counted, budgeted and paid one by one.
 """
 
 import asyncio
-import ipaddress
+import os
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -17,7 +18,8 @@ import httpx
 from app import metrics
 from app.errors import ModelError, ModelUnavailable, SettingsError
 from app.llm.answer import Completion, SchemaRefused, completion_of, error_of, parse_retry_after
-from app.settings import LlmSettings
+from app.llm.loopback import is_loopback
+from app.settings import ProviderSettings
 
 __all__ = ["ChatClient", "Completion", "Message"]
 
@@ -31,30 +33,36 @@ MAX_ANSWER_BYTES = 4 << 20
 
 
 class ChatClient:
-    """A pool of connections to `llm.base_url`.
+    """A pool of connections to one provider.
 
     Args:
         settings: address, model, key, deadlines.
+        max_retry_after_s: a longer Retry-After is cut to this.
         transport: replaces the network, for tests.
 
     Raises:
-        SettingsError: the key can't be sent in a header.
+        SettingsError: a key or header can't be sent, or isn't in the environment; the CA can't be read.
     """
 
-    def __init__(self, settings: LlmSettings, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: ProviderSettings,
+        *,
+        max_retry_after_s: float = 300.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._settings, self._max_retry_after_s = settings, max_retry_after_s
         self._url = httpx.URL(settings.base_url.rstrip("/") + "/chat/completions")
         self._schema_works = settings.json_schema
-        key = settings.api_key.get_secret_value().strip()
-        if not (key.isascii() and (key.isprintable() or not key)):
-            # h11 would name the whole header in its error.
-            raise SettingsError("llm.api_key: only printable ASCII can be sent; set HEADRACE_LLM__API_KEY again")
+        timeout = httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None)
         self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(settings.timeout_s, connect=settings.connect_timeout_s, pool=None),
+            headers=_headers(settings),
+            timeout=timeout,
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
             # A proxy of the environment is for the outside: it can't reach this machine's loopback.
-            trust_env=not _is_loopback(self._url.host),
+            trust_env=not is_loopback(self._url.host),
+            proxy=settings.proxy or None,
+            verify=_trusted(settings),
             transport=transport,
         )
 
@@ -81,7 +89,7 @@ class ChatClient:
             max_tokens: the longest answer.
 
         Raises:
-            ModelUnavailable: no usable answer within llm.timeout_s; the same call may succeed later. Retryable.
+            ModelUnavailable: no usable answer within the provider's timeout_s; the same call may succeed later. Retryable.
             ModelRefused: the same call will fail again. Not retryable.
         """
         body: dict[str, Any] = {
@@ -102,7 +110,7 @@ class ChatClient:
         return completion
 
     async def _counted(self, body: Mapping[str, Any]) -> Completion:
-        model = self._settings.model
+        labels = (self._settings.name, self._settings.model)
         started = time.monotonic()
         outcome = "cancelled"
         try:
@@ -112,10 +120,8 @@ class ChatClient:
             outcome = f"status-{error.status}" if error.status else "unreachable"
             raise
         finally:
-            metrics.MODEL_CALLS.labels(model, outcome).inc()
-            metrics.MODEL_SECONDS.labels(model).observe(time.monotonic() - started)
-        metrics.MODEL_TOKENS.labels(model, "prompt").inc(completion.prompt_tokens)
-        metrics.MODEL_TOKENS.labels(model, "completion").inc(completion.completion_tokens)
+            metrics.MODEL_CALLS.labels(*labels, outcome).inc()
+            metrics.MODEL_SECONDS.labels(*labels).observe(time.monotonic() - started)
         return completion
 
     async def _within_deadline(self, body: Mapping[str, Any]) -> Completion:
@@ -128,29 +134,18 @@ class ChatClient:
             raise ModelUnavailable(f"no whole answer from the model server within {limit_s:g} s") from error
 
     async def _send(self, body: Mapping[str, Any]) -> Completion:
-        for fresh in (False, True):
-            opened: list[str] = []
+        try:
+            return await self._exchange(body)
+        except httpx.TimeoutException as error:
+            raise ModelUnavailable(f"model server: {type(error).__name__}") from error
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+            raise ModelUnavailable(f"model server broke the connection ({type(error).__name__})") from error
+        except httpx.HTTPError as error:
+            raise ModelUnavailable(f"model server can't be reached ({type(error).__name__})") from error
 
-            async def trace(event: str, info: Mapping[str, Any], opened: list[str] = opened) -> None:
-                if event == "connection.connect_tcp.started":
-                    opened.append(event)
-
-            try:
-                return await self._exchange(body, trace)
-            except httpx.TimeoutException as error:
-                raise ModelUnavailable(f"model server: {type(error).__name__}") from error
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                # A kept connection may be closed by the server just as we write. Nothing came back, so ask once more:
-                # should the server have read it after all, a second answer does no harm.
-                if fresh or opened:
-                    raise ModelUnavailable(f"model server broke the connection ({type(error).__name__})") from error
-            except httpx.HTTPError as error:
-                raise ModelUnavailable(f"model server can't be reached ({type(error).__name__})") from error
-        raise AssertionError("the second round returns or raises")
-
-    async def _exchange(self, body: Mapping[str, Any], trace: object) -> Completion:
+    async def _exchange(self, body: Mapping[str, Any]) -> Completion:
         started = time.monotonic()
-        request = self._http.build_request("POST", self._url, json=body, extensions={"trace": trace})
+        request = self._http.build_request("POST", self._url, json=body)
         response = await self._http.send(request, stream=True)
         try:
             content = bytearray()
@@ -160,22 +155,44 @@ class ChatClient:
                     if len(content) > MAX_ANSWER_BYTES:
                         raise ModelUnavailable("model server's answer doesn't end", status=response.status_code)
             except (httpx.TransportError, httpx.DecodingError) as error:
-                # Headers came, so the request did arrive: no silent second one.
                 raise ModelUnavailable(f"model server broke off its answer ({type(error).__name__})") from error
         finally:
             await response.aclose()
         wait_s = parse_retry_after(
-            response.headers.get_list("retry-after"), response.headers.get("date"), self._settings.max_retry_after_s
+            response.headers.get_list("retry-after"), response.headers.get("date"), self._max_retry_after_s
         )
         if response.status_code != 200:
             raise error_of(response.status_code, bytes(content), wait_s)
         return completion_of(bytes(content), round((time.monotonic() - started) * 1000), wait_s)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+def _headers(settings: ProviderSettings) -> dict[str, str]:
+    """With the key. Secrets are checked here, for h11 would name the whole header in its error."""
+    headers = {}
+    for name, value in settings.headers.items():
+        variable = value.removeprefix("$")
+        if variable != value and variable not in os.environ:
+            raise SettingsError(f"provider {settings.name}: header {name} needs the environment variable {variable}")
+        headers[name] = _sendable(os.environ[variable] if variable != value else value, f"header {name}", settings)
+    if settings.api_key_env and settings.api_key_env not in os.environ:
+        raise SettingsError(f"provider {settings.name}: set the environment variable {settings.api_key_env} to its key")
+    if key := _sendable(settings.key(), "the key", settings):
+        headers["Authorization"] = f"Bearer {key}"
+    return headers
+
+
+def _sendable(value: str, what: str, settings: ProviderSettings) -> str:
+    if value and not (value.isascii() and value.isprintable()):
+        raise SettingsError(
+            f"provider {settings.name}: {what} isn't printable ASCII, so it can't be sent; set it again"
+        )
+    return value
+
+
+def _trusted(settings: ProviderSettings) -> ssl.SSLContext | bool:
+    if settings.ca_file is None:
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return ssl.create_default_context(cafile=str(settings.ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"provider {settings.name}: ca_file {settings.ca_file} can't be read ({error})") from None

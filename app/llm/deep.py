@@ -1,67 +1,36 @@
 """The deep tier: events in, checked answers out, with as few calls as their company allows.
 
-Events of one task, type and prompt version that wait at the same time share a call. Each caller waits for its own
-event only: it may be cancelled, and one event's bad answer or odd text doesn't touch the others.
+Events of one task, type, prompt version and set of allowed providers that wait at the same time share a call. Each
+caller waits for its own event only: it may be cancelled, and one event's bad answer or odd text doesn't touch the
+others. Providers are asked in order; one that an event's policy forbids is never asked.
 
-What becomes of an event is one of four: an `Answer`; `ModelUnavailable` (the server failed: the caller keeps the event
-and comes again); `ModelRefused` (settings or account: likewise, and somebody must act); `Unanswerable` (asked alone the
-model still gave no valid answer: for a person). Nothing is stored here; a killed process loses only calls.
+What becomes of an event: an `Answer`, or one of `app.llm.outcomes`. Nothing is stored here; a killed process loses
+only calls.
 """
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from app.errors import ModelError, ModelRefused, ModelUnavailable
-from app.llm.answer import Completion, PromptRefused
+from app.llm.asking import Item, ask_provider
 from app.llm.client import ChatClient
-from app.llm.parse import parse_answers
-from app.llm.prompts import Prompt, build, version_of
-from app.settings import LlmSettings, Settings, TaskSettings
+from app.llm.outcomes import NotNow, RoundUsed, Unanswerable
+from app.llm.prompts import PromptBuilder
+from app.llm.provider import Provider
+from app.settings import Settings
 from models.events import Answer, ModelRequest
 
-__all__ = ["DeepClassifier", "Unanswerable"]
+__all__ = ["Chain", "DeepClassifier", "NotNow", "RoundUsed", "Unanswerable"]
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
-"""Answers an event may spoil: with others, with fewer others when the answer was cut, alone."""
-
-LONGEST_WAIT_S = 10.0
-"""A longer Retry-After isn't slept through here: the caller gets its events back and knows when to come again."""
-
-
-class Unanswerable(ModelError):
-    """The model was asked and gave no valid answer for this event; asking again won't help. Not retryable.
-
-    Args:
-        cause: a stable word: no-answer, cut, content-filter, prompt-refused.
-        attempts: how often it was asked.
-    """
-
-    def __init__(self, cause: str, attempts: int) -> None:
-        super().__init__(f"no valid answer after {attempts} attempts ({cause})")
-        self.cause, self.attempts = cause, attempts
-
-
-class _Item:
-    """An event and the caller that waits for it."""
-
-    __slots__ = ("attempts", "completion_tokens", "due", "future", "prompt_tokens", "text")
-
-    def __init__(self, text: str, due: float, future: asyncio.Future[Answer]) -> None:
-        self.text, self.due, self.future = text, due, future
-        self.attempts = self.prompt_tokens = self.completion_tokens = 0
-
-    def fail(self, error: Exception) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-Key = tuple[str, str, str]
+Chain = tuple[Provider, ...]
+Key = tuple[str, str, Chain]
+"""Task, event type, and who may be asked. The prompt version goes with the task."""
 
 
 class DeepClassifier:
@@ -69,10 +38,14 @@ class DeepClassifier:
 
     Args:
         settings: tasks and `llm`.
-        client: replaces the HTTP client; closed with this object either way.
+        client: replaces the HTTP client of the first provider; closed with this object either way.
         clock: seconds, monotonic.
         sleep: waits between retries.
         rng: jitter.
+        recovered: called when a provider answers again after it was left alone.
+
+    Raises:
+        SettingsError: a provider's key, headers or CA can't be used.
     """
 
     def __init__(
@@ -83,19 +56,22 @@ class DeepClassifier:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         rng: random.Random | None = None,
+        recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        self._llm: LlmSettings = settings.llm
-        self._tasks = {task.name: task for task in settings.tasks}
-        self._versions = {task.name: version_of(task) for task in settings.tasks}
-        self._client = client or ChatClient(settings.llm)
-        self._clock, self._sleep = clock, sleep
-        self._rng = rng or random.Random()  # noqa: S311 - jitter
-        self._waiting: dict[Key, list[_Item]] = {}
+        self._llm = settings.llm
+        self._prompts = {task.name: PromptBuilder(task, settings.llm.max_item_chars) for task in settings.tasks}
+        self._sources = {settings.source_topic(source): source.name for source in settings.sources}
+        self.providers: Chain = tuple(
+            Provider(
+                each, settings.llm, client=None if number else client, clock=clock, sleep=sleep, rng=rng,
+                recovered=recovered,
+            )
+            for number, each in enumerate(settings.llm.chain())
+        )  # fmt: skip
+        self._clock = clock
+        self._waiting: dict[Key, list[Item]] = {}
         self._batches: set[asyncio.Task[None]] = set()
-        self._wire = asyncio.Semaphore(settings.llm.concurrency)
         self._timer: asyncio.TimerHandle | None = None
-        self._rest_until = 0.0
-        self._calls = 0
         self._closed = False
 
     @property
@@ -105,25 +81,42 @@ class DeepClassifier:
 
     @property
     def in_flight(self) -> int:
-        """Wire calls under way; at most llm.concurrency."""
-        return self._calls
+        """Wire calls under way."""
+        return sum(provider.calls for provider in self.providers)
+
+    def chain(self, request: ModelRequest) -> Chain:
+        """The providers that may see an event, in order."""
+        source = self._sources.get(request.source.topic, "")
+        return tuple(provider for provider in self.providers if provider.allows(request, source))
+
+    def version(self, task: str) -> str:
+        """The prompt version of a task."""
+        return self._prompts[task].version
+
+    @staticmethod
+    def ready_in_s(chain: Chain) -> float:
+        """Seconds until one of the providers may be asked; infinite while the only hope is a probe under way."""
+        return min((provider.ready_in_s for provider in chain), default=0.0)
 
     async def classify(self, request: ModelRequest) -> Answer:
         """Asks about one event; returns when its own answer is there. Safe to cancel.
 
         Raises:
-            ModelUnavailable: the server failed after all retries. Retryable, `retry_after_s` when it named a wait.
-            ModelRefused: the set-up or the account is wrong. Not retryable until somebody acts.
+            RoundUsed: every provider allowed was asked in vain; some failed. Retryable.
+            NotNow: none may be asked now. Retryable.
             Unanswerable: no valid answer for this event. Not retryable.
         """
-        task = self._tasks.get(request.task)
-        if task is None:
-            raise ModelRefused(f"task {request.task!r} isn't declared; there are {', '.join(self._tasks)}")
+        prompts = self._prompts.get(request.task)
+        if prompts is None:
+            raise Unanswerable("task-removed", 0, [])
         if self._closed:
-            raise ModelUnavailable("the worker is stopping")
+            raise NotNow(["the worker is stopping"], 0.0)
+        chain = self.chain(request)
+        if not chain:
+            raise Unanswerable("no-provider-allowed", 0, [])
         due = self._clock() + self._llm.batch_wait_ms / 1000
-        item = _Item(request.text, due, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault((task.name, request.event_type, self._versions[task.name]), []).append(item)
+        item = Item(request.text, due, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault((request.task, request.event_type, chain), []).append(item)
         self._pump()
         try:
             return await item.future
@@ -131,171 +124,136 @@ class DeepClassifier:
             item.future.cancel()  # no-op once done; a cancelled caller's event is left out of the next call
 
     async def close(self) -> None:
-        """Cuts off the calls in flight; whoever still waits gets ModelUnavailable."""
+        """Cuts off the calls in flight; whoever still waits gets NotNow."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         waiting = [item for items in self._waiting.values() for item in items]
         self._waiting.clear()
         for item in waiting:
-            item.fail(ModelUnavailable("the worker is stopping"))
+            item.fail(NotNow(["the worker is stopping"], 0.0))
         for batch in self._batches:
             batch.cancel()
         await asyncio.gather(*self._batches, return_exceptions=True)
-        await self._client.close()
+        for provider in self.providers:
+            await provider.close()
 
     # -- collecting ------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Starts what is full or due while there are free calls: behind a busy server batches fill up by themselves."""
-        while not self._closed and len(self._batches) < self._llm.concurrency:
+        while not self._closed:
             now = self._clock()
-            ready = [key for key, items in self._waiting.items() if self._is_ready(items, now)]
+            ready = [key for key, items in self._waiting.items() if self._can_start(key, items, now)]
             if not ready:
                 break
             self._start(min(ready, key=lambda key: self._waiting[key][0].due))
         self._set_timer()
 
-    def _is_ready(self, items: list[_Item], now: float) -> bool:
-        return len(items) >= self._llm.batch_items or items[0].due <= now
+    @staticmethod
+    def _target(chain: Chain) -> Provider | None:
+        """Who would be asked first, if anybody may be."""
+        return next((provider for provider in chain if provider.ready_in_s <= 0), None)
+
+    def _can_start(self, key: Key, items: list[Item], now: float) -> bool:
+        target = self._target(key[2])
+        if target is None:
+            return math.isfinite(self.ready_in_s(key[2]))  # to be given back
+        return target.room and (items[0].due <= now or len(items) >= target.batch_items(key[0]))
 
     def _start(self, key: Key) -> None:
+        task, _, chain = key
         alive = [item for item in self._waiting.pop(key) if not item.future.done()]
-        items, rest = alive[: self._llm.batch_items], alive[self._llm.batch_items :]
+        target = self._target(chain)
+        if target is None:
+            for item in alive:
+                self._give_up(item, chain)
+            return
+        count = self._count(alive, target.batch_items(task), self._prompts[task])
+        items, rest = alive[:count], alive[count:]
         if rest:
             self._waiting[key] = rest
         if not items:
             return
-        batch = asyncio.get_running_loop().create_task(self._answer(self._tasks[key[0]], items))
+        target.load += 1
+        batch = asyncio.get_running_loop().create_task(self._answer(self._prompts[task], items, chain, target))
         self._batches.add(batch)
         batch.add_done_callback(lambda done: self._ended(done, items))
 
-    def _ended(self, batch: asyncio.Task[None], items: list[_Item]) -> None:
+    def _count(self, items: Sequence[Item], most: int, prompts: PromptBuilder) -> int:
+        """How many of the oldest go into one call."""
+        tokens = 0
+        for count, item in enumerate(items[:most]):
+            tokens += prompts.tokens(item.text)
+            if count and tokens > self._llm.batch_tokens:
+                return count
+        return min(len(items), most)
+
+    def _ended(self, batch: asyncio.Task[None], items: list[Item]) -> None:
         self._batches.discard(batch)
         error = None if batch.cancelled() else batch.exception()
         if error is not None:
             log.critical("a call to the model ended in a bug: %r", error, exc_info=error)
         for item in items:  # nobody waits for ever, whatever happened
-            item.fail(ModelUnavailable("the call was cut off" if error is None else "the call failed; see the log"))
+            item.fail(
+                NotNow(["the call was cut off"], 0.0)
+                if error is None
+                else RoundUsed(item.attempts, ["a bug; see the log"])
+            )
         self._pump()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting and not self._closed and len(self._batches) < self._llm.concurrency:
-            wait_s = min(items[0].due for items in self._waiting.values()) - self._clock()
-            self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._pump)
+        now = self._clock()
+        dues = [
+            items[0].due
+            for (_, _, chain), items in self._waiting.items()
+            if (target := self._target(chain)) is not None and target.room
+        ]
+        if dues and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(max(min(dues) - now, 0.0), self._pump)
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, task: TaskSettings, items: Sequence[_Item]) -> None:
-        """Asks about the items, then about those that got no valid answer: fewer at a time, then alone."""
-        open_ = [item for item in items if not item.future.done()]
-        if not open_:
-            return
+    async def _answer(self, prompts: PromptBuilder, items: list[Item], chain: Chain, first: Provider) -> None:
+        """Asks the providers in order about what the ones before left."""
+        left, loaded = items, first
         try:
-            left, cause = await self._ask(task, open_)
-        except PromptRefused as error:
-            await self._split(task, open_, error)
-            return
-        except (ModelUnavailable, ModelRefused) as error:
-            for item in open_:
-                # Each its own: callers raise it, and a shared traceback would grow with every one of them.
-                item.fail(type(error)(str(error), status=error.status, retry_after_s=error.retry_after_s))
-            return
-        again = []
+            for provider in chain:
+                left = [item for item in left if not item.future.done()]
+                if not left:
+                    return
+                if provider.ready_in_s > 0:
+                    for item in left:
+                        item.outcomes[provider.name] = ("skipped", "left alone after failures")
+                    continue
+                loaded.load -= 1
+                provider.load += 1
+                loaded = provider
+                await ask_provider(provider, prompts, left)
+        finally:
+            loaded.load -= 1
         for item in left:
-            if item.attempts >= MAX_ATTEMPTS or (len(open_) == 1 and item.attempts >= 2):
-                item.fail(Unanswerable(cause, item.attempts))
-            else:
-                again.append(item)
-        # A cut answer says nothing about the items behind the cut: they go together, as long as they are fewer.
-        together = (
-            cause == "cut" and len(again) < len(open_) and len(again) > 1 and again[0].attempts < MAX_ATTEMPTS - 1
-        )
-        await self._answer_all(task, [again] if together else [[item] for item in again])
+            self._give_up(item, chain)
 
-    async def _answer_all(self, task: TaskSettings, groups: Sequence[Sequence[_Item]]) -> None:
-        async with asyncio.TaskGroup() as calls:
-            for group in groups:
-                calls.create_task(self._answer(task, group))
-
-    async def _split(self, task: TaskSettings, items: Sequence[_Item], error: PromptRefused) -> None:
-        """A prompt too long, or one text that a filter refuses, must not hold up the others: halves, down to one."""
-        if len(items) == 1:
-            items[0].fail(Unanswerable("prompt-refused", items[0].attempts + 1))
+    def _give_up(self, item: Item, chain: Chain) -> None:
+        """Gives an event back that nobody answered."""
+        if item.future.done():
             return
-        log.info("%s; asking about %d events in halves", error, len(items))
-        half = len(items) // 2
-        await self._answer_all(task, [items[:half], items[half:]])
+        kinds = {
+            provider: item.outcomes.get(provider.name, ("skipped", "left alone after failures")) for provider in chain
+        }
+        tried = [f"{provider.name}: {what}" for provider, (_, what) in kinds.items()]
+        bad = [what for kind, what in kinds.values() if kind == "bad"]
+        if len(bad) == len(kinds):
+            item.fail(Unanswerable(bad[-1], item.attempts, tried))
+        elif bad or any(kind == "failed" and provider.ready_in_s <= 0 for provider, (kind, _) in kinds.items()):
+            item.fail(RoundUsed(item.attempts, tried))
+        else:  # an outage says nothing about the event
+            item.fail(NotNow(tried, self._next_s(chain)))
 
-    async def _ask(self, task: TaskSettings, items: Sequence[_Item]) -> tuple[list[_Item], str]:
-        """One prompt; settles the valid answers, returns the other items and why they have none."""
-        prompt = build(task, [item.text for item in items], self._llm.max_item_chars)
-        completion = await self._complete(prompt)
-        ids = [category.id for category in task.categories]
-        answers = parse_answers(completion.text, len(items), ids, completion.finish_reason)
-        self._share(items, completion)
-        left = []
-        for number, item in enumerate(items, 1):
-            item.attempts += 1
-            if number not in answers:
-                left.append(item)
-            elif not item.future.done():
-                item.future.set_result(self._result(item, answers[number], completion, prompt.version))
-        causes = {"length": "cut", "content_filter": "content-filter"}
-        return left, causes.get(completion.finish_reason, "no-answer")
-
-    def _share(self, items: Sequence[_Item], completion: Completion) -> None:
-        """Whole tokens, so that the items' sums are the server's own figure; earlier, spoilt calls add up."""
-        prompt, prompt_over = divmod(completion.prompt_tokens, len(items))
-        answer, answer_over = divmod(completion.completion_tokens, len(items))
-        for number, item in enumerate(items):
-            item.prompt_tokens += prompt + (number < prompt_over)
-            item.completion_tokens += answer + (number < answer_over)
-
-    def _result(self, item: _Item, category: str, completion: Completion, version: str) -> Answer:
-        dollars = (
-            item.prompt_tokens * self._llm.price_prompt_usd + item.completion_tokens * self._llm.price_completion_usd
-        )
-        return Answer(
-            category=category,
-            confidence=1.0,
-            model=completion.model or self._llm.model,
-            prompt_version=version,
-            prompt_tokens=item.prompt_tokens,
-            completion_tokens=item.completion_tokens,
-            cost_usd=dollars / 1e6,
-            latency_ms=completion.latency_ms,
-        )
-
-    async def _complete(self, prompt: Prompt) -> Completion:
-        """One call, and at most llm.max_retries more when the server fails."""
-        for attempt in range(self._llm.max_retries + 1):
-            try:
-                await self._rest()
-                return await self._call(prompt)
-            except ModelUnavailable as error:
-                if error.retry_after_s:
-                    self._rest_until = max(self._rest_until, self._clock() + error.retry_after_s)
-                if attempt == self._llm.max_retries or (error.retry_after_s or 0.0) > LONGEST_WAIT_S:
-                    raise
-                backoff_s = self._llm.retry_backoff_s * 2**attempt
-                await self._sleep(backoff_s * self._rng.uniform(0.5, 1.0))
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _rest(self) -> None:
-        """A server that named a wait is left alone by all calls, not only by the one that was told."""
-        while (left_s := self._rest_until - self._clock()) > 0:
-            if left_s > LONGEST_WAIT_S:
-                raise ModelUnavailable("model server asked to be left alone", status=429, retry_after_s=left_s)
-            await self._sleep(left_s)
-
-    async def _call(self, prompt: Prompt) -> Completion:
-        async with self._wire:
-            self._calls += 1
-            try:
-                return await self._client.complete(prompt.messages, schema=prompt.schema, max_tokens=prompt.max_tokens)
-            finally:
-                self._calls -= 1
+    def _next_s(self, chain: Chain) -> float:
+        seconds = self.ready_in_s(chain)
+        return seconds if math.isfinite(seconds) else self._llm.breaker.open_s

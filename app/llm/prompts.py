@@ -13,7 +13,7 @@ from typing import Any
 
 from app.settings import TaskSettings
 
-__all__ = ["Prompt", "build", "cut", "version_of"]
+__all__ = ["Prompt", "PromptBuilder", "build", "cut", "version_of"]
 
 TEMPLATE = """{instruction}
 Categories:
@@ -40,6 +40,32 @@ class Prompt:
     schema: Mapping[str, Any]
     version: str
     max_tokens: int
+
+
+class PromptBuilder:
+    """Builds the prompts of one task.
+
+    Args:
+        task: instruction and categories.
+        max_item_chars: longer texts are cut, in code points.
+    """
+
+    def __init__(self, task: TaskSettings, max_item_chars: int) -> None:
+        self.task, self.version = task, version_of(task)
+        self._max_item_chars = max_item_chars
+
+    def build(self, texts: Sequence[str], *, masked: bool) -> "Prompt":
+        """The prompt for texts, numbered from 1 in the given order.
+
+        Args:
+            texts: one or more.
+            masked: personal data and secrets are replaced first.
+        """
+        return build(self.task, texts, self._max_item_chars)
+
+    def tokens(self, text: str) -> int:
+        """An estimate, on the high side: 3 bytes a token, which is one Chinese character or three Latin letters."""
+        return len(text[: self._max_item_chars].encode("utf-8", "replace")) // 3 + ITEM_TOKENS
 
 
 def build(task: TaskSettings, texts: Sequence[str], max_item_chars: int) -> Prompt:

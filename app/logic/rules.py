@@ -68,6 +68,7 @@ Route = RuleAnswer | NeedsModel | Untasked
 def condition_fields(settings: Settings) -> tuple[str, ...]:
     """The paths that rules need in `Event.fields`, each once, in order."""
     conditions = [condition for rule in settings.noise for condition in rule.when]
+    conditions += [condition for mark in settings.marks for condition in mark.when]
     conditions += [condition for task in settings.tasks for rule in task.rules for condition in rule.when]
     return tuple(dict.fromkeys(c.field for c in conditions if c.field not in BUILT_IN))
 
@@ -277,6 +278,16 @@ class TaskRouter:
             )
             for source in settings.sources
         }
+
+        marks = [(mark, compile_conditions(mark.when, f"mark {mark.name}")) for mark in settings.marks]
+        self._marks = {
+            source.name: [(mark.name, test) for mark, test in marks if _takes(mark.sources, source.name)]
+            for source in settings.sources
+        }
+
+    def marks(self, event: Event, source_name: str) -> list[str]:
+        """The marks of an event: not every provider may see it."""
+        return [name for name, test in self._marks.get(source_name, ()) if test(event)]
 
     def route(self, event: Event, source_name: str) -> Route:
         """What is to be done with the event."""

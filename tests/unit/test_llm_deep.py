@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import ModelRefused, ModelUnavailable
-from app.llm.deep import DeepClassifier, Unanswerable
+from app.llm.deep import DeepClassifier, NotNow, RoundUsed, Unanswerable
 from app.settings import LlmSettings, Settings, load
 from models.events import Answer, ModelRequest, Origin
 from tests.helpers import modelserver as ms
@@ -87,11 +86,19 @@ async def test_event_types_do_not_share_a_call(server: ms.ModelServer) -> None:
     assert sorted(map(len, (call.items for call in server.calls))) == [10, 10]
 
 
-async def test_missing_wrong_and_doubled_numbers_are_asked_alone_and_the_rest_stands(server: ms.ModelServer) -> None:
+async def test_missing_wrong_and_doubled_numbers_are_asked_again_together_and_the_rest_stands(server: ms.ModelServer) -> None:
     server.script(ms.answer(missing=[3], wrong={5: "paymnt"}, twice={8: "order"}, extra={21: "other", 99: "order"}))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
-    assert sorted(call.items for call in server.calls[1:]) == sorted([[TEXTS[2]], [TEXTS[4]], [TEXTS[7]]])
+    assert [call.items for call in server.calls[1:]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
+
+
+async def test_what_is_spoilt_twice_is_asked_alone(server: ms.ModelServer) -> None:
+    server.script(ms.answer(missing=[3, 5, 8]), ms.answer(missing=[1, 3]))
+    async with deep(server) as classifier:
+        assert list(categories(await ask(classifier))) == RIGHT
+    assert [call.items for call in server.calls[1:2]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
+    assert sorted(call.items for call in server.calls[2:]) == sorted([[TEXTS[2]], [TEXTS[7]]])
 
 
 async def test_cut_answer_keeps_the_whole_ones_and_asks_the_rest_in_a_smaller_batch(server: ms.ModelServer) -> None:
@@ -156,7 +163,8 @@ async def test_server_that_keeps_failing_is_called_three_times_and_all_events_co
     server.always = ms.status(500)
     async with deep(server) as classifier:
         errors = await ask(classifier)
-    assert {type(error) for error in errors} == {ModelUnavailable}
+    assert {type(error) for error in errors} == {RoundUsed}
+    assert {tuple(e.tried) for e in errors if isinstance(e, RoundUsed)} == {("main: model server answered 500 (x)",)}
     assert len(set(map(id, errors))) == len(TEXTS)
     assert len(server.calls) == 3
 
@@ -186,11 +194,11 @@ async def test_retry_after_holds_back_every_call(server: ms.ModelServer) -> None
 async def test_long_retry_after_gives_the_events_back_with_the_wait(server: ms.ModelServer) -> None:
     server.always = ms.status(503, retry_after="60")
     async with deep(server) as classifier:
-        with pytest.raises(ModelUnavailable) as first:
+        with pytest.raises(NotNow) as first:
             await classifier.classify(request("my refund"))
-        with pytest.raises(ModelUnavailable) as second:
+        with pytest.raises(NotNow) as second:
             await classifier.classify(request("my refund"))
-    assert first.value.retry_after_s == 60
+    assert first.value.retry_after_s == pytest.approx(60, abs=2)
     assert second.value.retry_after_s == pytest.approx(60, abs=2)
     assert len(server.calls) == 1
 
@@ -200,7 +208,7 @@ async def test_refusal_is_not_retried(server: ms.ModelServer, fault: ms.Fault) -
     server.script(fault)
     async with deep(server) as classifier:
         errors = await ask(classifier)
-    assert {type(error) for error in errors} == {ModelRefused}
+    assert {type(error) for error in errors} == {NotNow}
     assert len(server.calls) == 1
 
 
@@ -260,6 +268,6 @@ async def test_close_gives_waiting_events_back(server: ms.ModelServer) -> None:
     while not server.calls:
         await asyncio.sleep(0.005)
     await asyncio.wait_for(classifier.close(), 2)
-    assert {type(error) for error in await asyncio.wait_for(asks, 2)} == {ModelUnavailable}
-    with pytest.raises(ModelUnavailable):
+    assert {type(error) for error in await asyncio.wait_for(asks, 2)} == {NotNow}
+    with pytest.raises(NotNow):
         await classifier.classify(request("late"))

@@ -1,0 +1,138 @@
+"""One provider and some events: calls until each has a valid answer or the provider has had its tries.
+
+Answers are matched by number and must be one of the task's categories. What is missing, doubled, unknown or cut is
+never guessed: those events are asked again without the others, then alone. A text that the server refuses is found by
+halves, so that it doesn't hold up the rest.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from app.errors import ModelRefused, ModelUnavailable
+from app.llm.answer import Completion, PromptRefused
+from app.llm.parse import parse_answers
+from app.llm.prompts import PromptBuilder
+from app.llm.provider import LeftAlone, Provider
+from models.events import Answer
+
+__all__ = ["Item", "ask_provider"]
+
+log = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 3
+"""Answers an event may spoil at one provider: with the others, with the other spoilt ones, alone."""
+
+CAUSES = {"length": "cut", "content_filter": "content-filter"}
+
+
+class Item:
+    """An event and the caller that waits for it."""
+
+    __slots__ = (
+        "attempts", "completion_tokens", "cost_usd", "due", "future", "here", "outcomes", "prompt_tokens", "text",
+    )  # fmt: skip
+
+    def __init__(self, text: str, due: float, future: asyncio.Future[Answer]) -> None:
+        self.text, self.due, self.future = text, due, future
+        self.attempts = self.here = self.prompt_tokens = self.completion_tokens = 0
+        """`here`: answers spoilt at the provider that is being asked."""
+        self.cost_usd = 0.0
+        self.outcomes: dict[str, tuple[str, str]] = {}
+        """Provider -> kind (bad, failed, skipped) and what came of it."""
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+async def ask_provider(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]) -> None:
+    """Settles what the provider answers; the others are left with its outcome noted in them."""
+    for item in items:
+        item.here = 0
+    size = provider.batch_items(prompts.task.name)
+    await _all(provider, prompts, [items[at : at + size] for at in range(0, len(items), size)])
+
+
+async def _all(provider: Provider, prompts: PromptBuilder, groups: Sequence[Sequence[Item]]) -> None:
+    async with asyncio.TaskGroup() as calls:
+        for group in groups:
+            calls.create_task(_group(provider, prompts, group))
+
+
+async def _group(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]) -> None:
+    open_ = [item for item in items if not item.future.done()]
+    if not open_:
+        return
+    try:
+        left, cause = await _ask(provider, prompts, open_)
+    except PromptRefused as error:
+        await _halves(provider, prompts, open_, error)
+        return
+    except (ModelUnavailable, ModelRefused) as error:
+        kind = "skipped" if isinstance(error, LeftAlone | ModelRefused) else "failed"
+        for item in open_:
+            item.outcomes[provider.name] = (kind, str(error))
+        return
+    again = []
+    for item in left:
+        item.outcomes[provider.name] = ("bad", cause)
+        if item.here < MAX_ATTEMPTS and not (len(open_) == 1 and item.here >= 2):
+            again.append(item)
+    # The spoilt ones together, once, as long as that is a smaller call; then each alone.
+    together = 1 < len(again) < len(open_) and again[0].here < MAX_ATTEMPTS - 1
+    await _all(provider, prompts, [again] if together else [[item] for item in again])
+
+
+async def _halves(provider: Provider, prompts: PromptBuilder, items: Sequence[Item], error: PromptRefused) -> None:
+    if len(items) == 1:
+        items[0].attempts += 1
+        items[0].outcomes[provider.name] = ("bad", "prompt-refused")
+        return
+    log.info("provider %s: %s; asking about %d events in halves", provider.name, error, len(items))
+    half = len(items) // 2
+    await _all(provider, prompts, [items[:half], items[half:]])
+
+
+async def _ask(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]) -> tuple[list[Item], str]:
+    """One prompt; settles the valid answers, returns the other items and why they have none."""
+    task = prompts.task
+    prompt = prompts.build([item.text for item in items], masked=provider.masks)
+    completion = await provider.complete(prompt, task.name, len(items))
+    ids = [category.id for category in task.categories]
+    answers = parse_answers(completion.text, len(items), ids, completion.finish_reason)
+    _share(items, completion, provider.price.cost(completion.prompt_tokens, completion.completion_tokens))
+    left = []
+    for number, item in enumerate(items, 1):
+        item.attempts += 1
+        item.here += 1
+        if number not in answers:
+            left.append(item)
+        elif not item.future.done():
+            item.future.set_result(_answer(item, answers[number], provider, completion, prompt.version))
+    provider.learn(task.name, len(items), len(left))
+    return left, CAUSES.get(completion.finish_reason, "no-answer")
+
+
+def _share(items: Sequence[Item], completion: Completion, cost_usd: float) -> None:
+    """Whole tokens, so that the items' sums are the server's own figure; earlier, spoilt calls add up."""
+    prompt, prompt_over = divmod(completion.prompt_tokens, len(items))
+    answer, answer_over = divmod(completion.completion_tokens, len(items))
+    for number, item in enumerate(items):
+        item.prompt_tokens += prompt + (number < prompt_over)
+        item.completion_tokens += answer + (number < answer_over)
+        item.cost_usd += cost_usd / len(items)
+
+
+def _answer(item: Item, category: str, provider: Provider, completion: Completion, version: str) -> Answer:
+    return Answer(
+        category=category,
+        confidence=1.0,
+        provider=provider.name,
+        model=completion.model or provider.model,
+        prompt_version=version,
+        prompt_tokens=item.prompt_tokens,
+        completion_tokens=item.completion_tokens,
+        cost_usd=item.cost_usd,
+        latency_ms=completion.latency_ms,
+    )

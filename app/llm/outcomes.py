@@ -1,0 +1,52 @@
+"""How an event comes back that the deep tier couldn't answer.
+
+ModelError
+├── ModelUnavailable
+│   ├── RoundUsed       every provider that may be asked was, and failed: hold the event, then again
+│   └── NotNow          no provider may be asked now (breakers open, refusals): ask later, no round is used
+└── Unanswerable        all providers gave no valid answer: for a person
+"""
+
+from app.errors import ModelError, ModelUnavailable
+
+__all__ = ["NotNow", "RoundUsed", "Unanswerable"]
+
+
+class RoundUsed(ModelUnavailable):
+    """The chain is used up. Retryable.
+
+    Args:
+        attempts: answers that were asked for in this round.
+        tried: `provider: what came of it`, in order.
+    """
+
+    def __init__(self, attempts: int, tried: list[str]) -> None:
+        super().__init__(f"no provider answered ({'; '.join(tried)})")
+        self.attempts, self.tried = attempts, tried
+
+
+class NotNow(ModelUnavailable):
+    """Nobody may be asked now; `retry_after_s` says when somebody may. Retryable.
+
+    Args:
+        tried: `provider: why not`, in order.
+        retry_after_s: seconds until the first provider may be asked again.
+    """
+
+    def __init__(self, tried: list[str], retry_after_s: float) -> None:
+        super().__init__(f"no provider may be asked now ({'; '.join(tried)})", retry_after_s=retry_after_s)
+        self.tried = tried
+
+
+class Unanswerable(ModelError):
+    """No valid answer for this event; asking again won't help. Not retryable.
+
+    Args:
+        cause: a stable word: no-answer, cut, content-filter, prompt-refused, no-provider-allowed.
+        attempts: how often it was asked.
+        tried: `provider: what came of it`, in order.
+    """
+
+    def __init__(self, cause: str, attempts: int, tried: list[str]) -> None:
+        super().__init__(f"no valid answer after {attempts} attempts ({cause})")
+        self.cause, self.attempts, self.tried = cause, attempts, tried

@@ -1,0 +1,226 @@
+"""One provider: its connections, its breaker, the waits it asked for, its price, and how many events it can take.
+
+Shared by all calls of a worker to it. `complete` makes one call and, when the provider fails, a few more; whom to ask
+next is decided above (`app.llm.deep`).
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from app import metrics
+from app.errors import ModelRefused, ModelUnavailable
+from app.llm.answer import Completion, PromptRefused
+from app.llm.breaker import Breaker, Permit
+from app.llm.client import ChatClient
+from app.llm.loopback import is_loopback_url
+from app.llm.prices import price_of
+from app.llm.prompts import Prompt
+from app.settings import LlmSettings, ProviderSettings
+from models.events import ModelRequest
+
+__all__ = ["LONGEST_WAIT_S", "LeftAlone", "Provider"]
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 10.0
+"""A longer Retry-After isn't slept through in a call: the provider counts as not ready until then."""
+
+
+class LeftAlone(ModelUnavailable):
+    """The provider wasn't asked: its breaker is open, or it named a long wait. Retryable."""
+
+
+class Provider:
+    """Used from one event loop.
+
+    Args:
+        settings: the provider.
+        llm: retries and breaker, the same for all.
+        client: replaces the HTTP client; closed with this object either way.
+        clock: seconds, monotonic.
+        sleep: waits between retries.
+        rng: jitter.
+        recovered: called when it answers again after its breaker was open.
+
+    Raises:
+        SettingsError: its key, headers or CA can't be used.
+    """
+
+    def __init__(
+        self,
+        settings: ProviderSettings,
+        llm: LlmSettings,
+        *,
+        client: ChatClient | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
+        rng: random.Random | None = None,
+        recovered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.settings, self._llm = settings, llm
+        self.name, self.model = settings.name, settings.model
+        self.price = price_of(settings)
+        self.masks = settings.mask == "on" or (settings.mask == "auto" and not is_loopback_url(settings.base_url))
+        self.load = 0
+        """Batches that wait for it or are being asked."""
+        self.calls = 0
+        self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s)
+        self._clock, self._sleep = clock, sleep
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._recovered = recovered
+        self._breaker = Breaker(llm.breaker, clock, self._closed)
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._rest_until = 0.0
+        self._sizes: dict[str, float] = {}
+        metrics.BREAKER_OPEN.labels(self.name).set(0)
+
+    async def close(self) -> None:
+        """Closes the connections; calls in flight fail."""
+        await self._client.close()
+
+    # -- may it be asked -------------------------------------------------------------------------------------------
+
+    def allows(self, request: ModelRequest, source: str) -> bool:
+        """Whether it may see an event at all."""
+        policy = self.settings
+        return (
+            (not policy.sources or source in policy.sources)
+            and (not policy.tasks or request.task in policy.tasks)
+            and set(request.marks) <= set(policy.marks)
+        )
+
+    @property
+    def ready_in_s(self) -> float:
+        """Seconds until it may be asked; 0 now, infinite while a probe is under way."""
+        at = self._breaker.ready_at
+        if self._rest_until - self._clock() > LONGEST_WAIT_S:
+            at = max(at, self._rest_until)
+        return max(0.0, at - self._clock())
+
+    @property
+    def is_open(self) -> bool:
+        """Its breaker doesn't let ordinary calls through."""
+        return self._breaker.state != "closed"
+
+    @property
+    def room(self) -> bool:
+        """Whether another batch may be begun: behind a busy provider batches fill up instead."""
+        return self.load < (1 if self.is_open else self.settings.concurrency)
+
+    # -- how much at once ------------------------------------------------------------------------------------------
+
+    def batch_items(self, task: str) -> int:
+        """How many events a call to it should hold now."""
+        return int(self._sizes.get(task, self._llm.batch_items))
+
+    def learn(self, task: str, asked: int, bad: int) -> None:
+        """Smaller when answers go missing, larger when they hold."""
+        most = float(self._llm.batch_items)
+        size = self._sizes.get(task, most)
+        if bad and asked > 1:
+            size = min(size, float(asked))
+            size = max(1.0, size / 2 if bad * 4 > asked else size - 1)
+        elif asked >= int(size):
+            size = min(most, size + 1)
+        self._sizes[task] = size
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, prompt: Prompt, task: str, items: int) -> Completion:
+        """One call, and at most llm.max_retries more when the provider fails.
+
+        Raises:
+            LeftAlone: it may not be asked now. Retryable.
+            ModelUnavailable: it failed; the last failure. Retryable.
+            PromptRefused: it refuses this prompt; another may pass.
+            ModelRefused: it refuses us; it is left alone for llm.breaker.refused_s. Not retryable.
+        """
+        for attempt in range(self._llm.max_retries + 1):
+            try:
+                completion = await self._call(prompt)
+            except LeftAlone:
+                raise
+            except ModelUnavailable as error:
+                last = attempt == self._llm.max_retries or (error.retry_after_s or 0.0) > LONGEST_WAIT_S
+                if last or self.is_open:
+                    raise
+                await self._sleep(self._llm.retry_backoff_s * 2**attempt * self._rng.uniform(0.5, 1.0))
+            else:
+                self._count(completion, task, items)
+                return completion
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _call(self, prompt: Prompt) -> Completion:
+        permit = await self._admitted()
+        try:
+            completion = await self._client.complete(
+                prompt.messages, schema=prompt.schema, max_tokens=prompt.max_tokens
+            )
+        except PromptRefused:
+            self._breaker.succeeded(permit)
+            raise
+        except ModelRefused as error:
+            self._refused(permit, error)
+            raise
+        except ModelUnavailable as error:
+            if error.retry_after_s:
+                self._rest_until = max(self._rest_until, self._clock() + error.retry_after_s)
+            self._failed(permit, error)
+            raise
+        except BaseException:
+            self._breaker.released(permit)
+            raise
+        finally:
+            self.calls -= 1
+            self._slots.release()
+        self._breaker.succeeded(permit)
+        return completion
+
+    async def _admitted(self) -> Permit:
+        """Waits for a free call and for the end of a short Retry-After, which holds back every call, not only one."""
+        while True:
+            await self._slots.acquire()
+            left_s = self._rest_until - self._clock()
+            permit = self._breaker.acquire() if left_s <= 0 else None
+            if permit is not None:
+                self.calls += 1
+                return permit
+            self._slots.release()
+            if left_s <= 0 or left_s > LONGEST_WAIT_S or self.ready_in_s > 0:
+                raise LeftAlone(f"provider {self.name} is left alone for now", retry_after_s=max(left_s, 0.0))
+            await self._sleep(left_s)
+
+    def _failed(self, permit: Permit, error: ModelUnavailable) -> None:
+        was = self.is_open
+        self._breaker.failed(permit)
+        if self.is_open and not was:
+            log.error("provider %s: %s; left alone, one call every %g s tries it", self.name, error, self._open_s)
+        metrics.BREAKER_OPEN.labels(self.name).set(self.is_open)
+
+    @property
+    def _open_s(self) -> float:
+        return self._llm.breaker.open_s
+
+    def _refused(self, permit: Permit, error: ModelRefused) -> None:
+        self._breaker.refused(permit)
+        metrics.PROVIDER_REFUSALS.labels(self.name, str(error.status or 0)).inc()
+        metrics.BREAKER_OPEN.labels(self.name).set(1)
+        log.error("provider %s: %s; SKIPPED, next try in %g s", self.name, error, self._llm.breaker.refused_s)
+
+    def _closed(self) -> None:
+        log.warning("provider %s answers again", self.name)
+        metrics.BREAKER_OPEN.labels(self.name).set(0)
+        self._recovered()
+
+    def _count(self, completion: Completion, task: str, items: int) -> None:
+        labels = (self.name, self.model, task)
+        metrics.MODEL_TOKENS.labels(*labels, "prompt").inc(completion.prompt_tokens)
+        metrics.MODEL_TOKENS.labels(*labels, "completion").inc(completion.completion_tokens)
+        metrics.MODEL_COST_USD.labels(*labels).inc(
+            self.price.cost(completion.prompt_tokens, completion.completion_tokens)
+        )
+        metrics.MODEL_BATCH_ITEMS.labels(self.name).observe(items)
