@@ -2,33 +2,34 @@
 
 The batch's transaction stores each event as open work and moves on; model calls run beside it, bounded; an answer is
 written with its outputs and the removal of the item in one transaction. So a slow or dead model blocks no partition,
-and at most the calls in flight at a crash are repeated.
+and at most the calls in flight at a crash are repeated. Equal texts are in one partition: one call serves them all.
 """
 
-import asyncio
 import logging
+import random
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from aiokafka.structs import ConsumerRecord
 
 from agents.answers import model_result, review_of, why_deep
 from agents.expiry import Expiry
+from agents.pools import Held, Open, Pool
+from agents.same_text import SameText
 from app import metrics
 from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
-from app.errors import ModelRefused, ModelUnavailable
 from app.inference.batcher import LightBatcher
-from app.llm.deep import DeepClassifier, Unanswerable
+from app.llm.deep import Chain, DeepClassifier, NotNow, RoundUsed, Unanswerable
 from app.logic.dead import dead_headers
 from app.settings import Settings
-from models.events import Answer, Bad, ModelRequest, Record
-from tables.open_work import ANSWERED, OPEN, Answered, OpenItem, open_key
+from models.events import Answer, Bad, ModelRequest
+from tables.open_work import ANSWERED, CACHE, OPEN, Answered, OpenItem, open_key
 
 __all__ = ["Classify", "declare"]
 
@@ -38,47 +39,8 @@ _json = msgspec.json.Encoder().encode
 _read = msgspec.json.Decoder(ModelRequest).decode
 _pack = msgspec.msgpack.Encoder().encode
 
-ALERT_EVERY_S = 60.0
-
-
-class Open:
-    """An open item in memory."""
-
-    __slots__ = ("item", "key", "lane")
-
-    def __init__(self, lane: Lane, key: bytes, item: OpenItem) -> None:
-        self.lane, self.key, self.item = lane, key, item
-
-
-class Pool:
-    """Runs a bounded number of items at once, in order of arrival, and rests when the model does."""
-
-    def __init__(self, name: str, size: int, work: Callable[[Open], Coroutine[Any, Any, None]]) -> None:
-        self.name, self.size, self.work = name, size, work
-        self.queue: deque[Open] = deque()
-        self.running: set[asyncio.Task[None]] = set()
-        self.rest_until = 0.0
-
-    def put(self, item: Open) -> None:
-        self.queue.append(item)
-        self.fill()
-
-    def fill(self) -> None:
-        """Starts as many as there is room for."""
-        now = time.monotonic()
-        while self.queue and len(self.running) < self.size and now >= self.rest_until:
-            item = self.queue.popleft()
-            if not item.lane.ready:
-                continue  # the lane is given up or begins again: whoever works it takes the item from State
-            task = asyncio.ensure_future(self.work(item))
-            self.running.add(task)
-            task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.running.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%s: a call ended in a bug: %r", self.name, error, exc_info=error)
-        self.fill()
+LONGEST_REST_S = 1.0
+"""A pool whose providers can't be asked looks again at least this often."""
 
 
 class Classify:
@@ -90,16 +52,29 @@ class Classify:
         self.results, self.reviews = settings.topic("ai-results"), settings.topic("manual-review")
         self.dead_topic = settings.topic("dead-letter")
         self.expiry = Expiry(ANSWERED, int(settings.classify.trace_horizon_s * 1000))
-        self.light = Pool("light", settings.light.batch * 2, self._ask_light)
-        self.deep = Pool("deep", settings.llm.concurrency * settings.llm.batch_items, self._ask_deep)
-        self._known: dict[Lane, dict[bytes, OpenItem]] = {}
+        self.same = SameText(settings.classify)
+        self.held = Held()
+        self.light = self._pool("light", settings.light.batch * 2, self._ask_light)
+        self.deep: dict[Chain, Pool] = {}
+        self._known: dict[Lane, dict[bytes, Open]] = {}
         self._highest: dict[Lane, bytes] = {}
         self._closing: dict[Lane, set[bytes]] = {}
         """Answered items whose transaction isn't known to be committed: not asked again."""
         self._batcher: LightBatcher | None = None
         self._client: DeepClassifier | None = None
-        self._failures = 0
-        self._alerted = 0.0
+
+    @property
+    def client(self) -> DeepClassifier:
+        """Made with the first use: its connections belong to the worker's event loop.
+
+        Raises:
+            SettingsError: a provider's key, headers or CA can't be used.
+        """
+        self._client = self._client or DeepClassifier(self.settings, recovered=self._recovered)
+        return self._client
+
+    def _pool(self, name: str, size: int, work: Callable[[Open], Any], **ready: Callable[[], bool]) -> Pool:
+        return Pool(name, size, work, dropped=self._dropped, failed=self._bug, **ready)
 
     # -- the lane --------------------------------------------------------------------------------------------------
 
@@ -115,11 +90,11 @@ class Classify:
                 continue
             batch.out.put(OPEN, open_key(record.offset), OpenItem(request=request, opened_ms=batch.out.now_ms))
 
-    def dead(self, batch: Batch, record: Record, error: Exception) -> None:
+    def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
         message = f"{type(error).__name__} in stage classify; the log has the traceback"
         self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
 
-    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
+    def _bury(self, out: Outbox, record: ConsumerRecord[bytes, bytes], bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, "classify"))
         out.count("dead", bad.reason)
 
@@ -148,45 +123,108 @@ class Classify:
         for key, item in lane.view.scan(OPEN, start):
             self._highest[lane] = key + b"\x00"
             if key not in known:
-                known[key] = item
-                self._enqueue(Open(lane, key, item))
-
-    def _enqueue(self, item: Open) -> None:
-        if item.item.request.task not in self.tasks:  # taken out of the settings while it waited
-            self._review(item, lambda out: review_of(item.item, [], "task-removed", 0, out.now_ms))
-            return
-        skip = item.item.light_done or item.item.request.skip_light or not self.settings.light.enabled
-        (self.deep if skip else self.light).put(item)
+                known[key] = Open(lane, key, item)
+                self._enqueue(known[key])
 
     def closed(self, lane: Lane) -> None:
         """Answers that still come for this lane are not written: its next owner asks again."""
-        self._known.pop(lane, None)
+        items = list(self._known.pop(lane, {}).values())
+        for open_ in items:
+            open_.done = True
+        for open_ in items:
+            self._let_go(open_)
         self._highest.pop(lane, None)
         self._closing.pop(lane, None)
+
+    def _dropped(self, open_: Open) -> None:
+        """Its lane begins again and will find the item in State."""
+        if (known := self._known.get(open_.lane)) is not None:
+            known.pop(open_.key, None)
+        self._let_go(open_)
+
+    def _let_go(self, open_: Open) -> None:
+        open_.done = True
+        for follower in self.same.leave(open_):
+            self._to_deep(follower)
 
     def room(self, lane: Lane) -> bool:
         return len(self._known.get(lane, ())) < self.settings.classify.max_open
 
     def tick(self, lane: Lane, now_ms: int) -> None:
         self.expiry.tick(lane, now_ms)
-        self.light.fill()
-        self.deep.fill()
-        items = [i.opened_ms for known in self._known.values() for i in (next(iter(known.values()), None),) if i]
+        self.same.expiry.tick(lane, now_ms)
+        self._review_old(lane, now_ms)
+        for open_ in self.held.due(now_ms):
+            self._enqueue(open_)
+        for pool in (self.light, *self.deep.values()):
+            pool.fill()
+        oldest = [open_.item.opened_ms for known in self._known.values() for open_ in list(known.values())[:1]]
         metrics.OPEN_ITEMS.labels("classify").set(sum(map(len, self._known.values())))
-        metrics.OLDEST_OPEN_SECONDS.labels("classify").set((now_ms - min(items)) / 1000 if items else 0)
+        metrics.OLDEST_OPEN_SECONDS.labels("classify").set((now_ms - min(oldest)) / 1000 if oldest else 0)
 
     def open_items(self, lane: Lane, event_id: str) -> list[tuple[bytes, OpenItem]]:
         """Open items of an event in a lane; from memory, bounded by classify.max_open."""
-        return [(k, i) for k, i in self._known.get(lane, {}).items() if i.request.event_id == event_id]
+        known = self._known.get(lane, {})
+        return [(k, o.item) for k, o in known.items() if o.item.request.event_id == event_id]
 
     async def stop(self) -> None:
         """Cuts off the calls in flight; their items stay open in State."""
-        for task in (*self.light.running, *self.deep.running):
-            task.cancel()
+        for pool in (self.light, *self.deep.values()):
+            pool.stop()
         if self._batcher is not None:
             await self._batcher.close()
         if self._client is not None:
             await self._client.close()
+
+    # -- whom to ask -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self, open_: Open) -> None:
+        item = open_.item
+        if open_.done:
+            return
+        if not open_.lane.ready:
+            self._dropped(open_)
+        elif item.request.task not in self.tasks:  # taken out of the settings while it waited
+            self._review(open_, "task-removed", 0)
+        elif item.due_ms > _now_ms():
+            self.held.put(open_)
+        elif item.light_done or item.request.skip_light or not self.settings.light.enabled:
+            self._to_deep(open_)
+        else:
+            self.light.put(open_)
+
+    def _to_deep(self, open_: Open) -> None:
+        """From the cache; or with the call of the same text; or to the providers that may see it."""
+        if open_.done:
+            return
+        request = open_.item.request
+        chain = self.client.chain(request)
+        question = self.same.question(request, self.client.version(request.task), chain)
+        answer = self.same.known(open_.lane.view, question, _now_ms())
+        if answer is not None:
+            metrics.CACHE.labels(request.task, "hit").inc()
+            self._finish(open_, answer, "deep", "the same text was answered before")
+        elif self.same.join(question, open_):
+            metrics.CACHE.labels(request.task, "joined").inc()
+        else:
+            metrics.CACHE.labels(request.task, "miss").inc()
+            self._pool_of(chain).put(open_)
+
+    def _pool_of(self, chain: Chain) -> Pool:
+        pool = self.deep.get(chain)
+        if pool is None:
+            size = max(1, sum(p.settings.concurrency for p in chain)) * self.settings.llm.batch_items
+            client = self.client
+            pool = self.deep[chain] = self._pool(
+                "deep", size, self._ask_deep, ready=lambda: client.ready_in_s(chain) <= 0
+            )
+        return pool
+
+    def _recovered(self) -> None:
+        """A provider answers again: what was held because of failures needn't wait any longer."""
+        for open_ in self.held.all():
+            open_.item.due_ms = 0
+            self._enqueue(open_)
 
     # -- the models ------------------------------------------------------------------------------------------------
 
@@ -201,77 +239,108 @@ class Classify:
             answer = Answer(
                 category=category, confidence=confidence, model=batcher.model, model_version=batcher.model_version
             )
-            why = f"nearest category, confidence {confidence:.2f}"
-            self._finish(open_, lambda out: model_result(item, answer, "light", why, out.now_ms))
+            self._finish(open_, answer, "light", f"nearest category, confidence {confidence:.2f}")
             return
+        self._keep(open_)  # a restart goes on at the deep model
+        self._to_deep(open_)
 
-        def keep(view: View, out: Outbox) -> None:
+    async def _ask_deep(self, open_: Open) -> None:
+        item, client = open_.item, self.client
+        try:
+            answer = await client.classify(item.request)
+        except NotNow as error:
+            pool = self._pool_of(client.chain(item.request))
+            pool.put_back(open_, min(max(error.retry_after_s or 0.0, 0.1), LONGEST_REST_S))
+        except RoundUsed as error:
+            for each in (open_, *self.same.leave(open_)):
+                self._hold(each, error)
+        except Unanswerable as error:
+            for each in (open_, *self.same.leave(open_)):
+                each.item.tried = error.tried
+                self._review(each, error.cause, error.attempts)
+        else:
+            digest = self.same.digest_of(open_)
+            followers = self.same.leave(open_)
+            asked = next((p.model for p in client.providers if p.name == answer.provider), "")
+            self._finish(open_, answer, "deep", why_deep(item), (digest, asked))
+            shared = msgspec.structs.replace(answer, prompt_tokens=0, completion_tokens=0, cost_usd=0.0)
+            for follower in followers:
+                self._finish(follower, shared, "deep", f"the same text as event {item.request.event_id}")
+
+    def _hold(self, open_: Open, error: RoundUsed) -> None:
+        """Keeps an item in State until it is due for another round; after the last one a person decides."""
+        item, limits = open_.item, self.settings.classify
+        if open_.done:
+            return
+        item.round += 1
+        item.attempts += error.attempts
+        item.tried = error.tried
+        if item.round >= limits.max_rounds:
+            self._review(open_, "rounds-used", 0)
+            return
+        spread = random.uniform(0.9, 1.1)  # noqa: S311 - so that not all come back in the same moment
+        item.due_ms = _now_ms() + int(limits.retry_s * 1000 * spread)
+        self._keep(open_)
+        self.held.put(open_)
+
+    def _bug(self, open_: Open) -> None:
+        self._hold(open_, RoundUsed(0, ["a bug in this program; see the log"]))
+
+    def _keep(self, open_: Open) -> None:
+        """Writes the item as it is now, unless it is gone."""
+        item = msgspec.structs.replace(open_.item)
+
+        def write(view: View, out: Outbox) -> None:
             if view.get_raw(OPEN, [open_.key])[0] is not None:
                 out.put(OPEN, open_.key, item)
 
-        open_.lane.post(keep)  # a restart goes on at the deep model
-        self.deep.put(open_)
+        open_.lane.post(write)
 
-    async def _ask_deep(self, open_: Open) -> None:
-        client = self._client = self._client or DeepClassifier(self.settings)
-        item = open_.item
-        try:
-            answer = await client.classify(item.request)
-        except Unanswerable as error:
-            cause, attempts = error.cause, error.attempts
-            categories = [c.id for c in self.tasks[item.request.task].categories]
-            self._review(open_, lambda out: review_of(item, categories, cause, attempts, out.now_ms))
-        except (ModelUnavailable, ModelRefused) as error:
-            self._rest(error)
-            self.deep.queue.appendleft(open_)
-        else:
-            self._failures = 0
-            self._finish(open_, lambda out: model_result(item, answer, "deep", why_deep(item), out.now_ms))
+    # -- the outcome -----------------------------------------------------------------------------------------------
 
-    def _rest(self, error: ModelUnavailable | ModelRefused) -> None:
-        """The server fails: all wait, and then one batch tries. Nothing is dropped and nobody is sent to review."""
-        limits, now = self.settings.classify, time.monotonic()
-        if now < self.deep.rest_until:
-            return  # a call of the same wave
-        wait_s = min(limits.retry_s * 2**self._failures, limits.max_retry_s)
-        if isinstance(error, ModelRefused):
-            wait_s = limits.max_retry_s
-        wait_s = max(wait_s, min(error.retry_after_s or 0.0, self.settings.llm.max_retry_after_s))
-        self._failures += 1
-        self.deep.rest_until = now + wait_s
-        if now - self._alerted > ALERT_EVERY_S:
-            self._alerted = now
-            log.error(
-                "model server %s: %s; %d events stay open, next try in %.0f s",
-                self.settings.llm.base_url,
-                error,
-                sum(map(len, self._known.values())),
-                wait_s,
-            )
+    def _finish(
+        self, open_: Open, answer: Answer, tier: Any, why: str, cache: tuple[bytes | None, str] = (None, "")
+    ) -> None:
+        item, (key, asked) = open_.item, cache
 
-    # -- the answer ------------------------------------------------------------------------------------------------
-
-    def _finish(self, open_: Open, result: Callable[[Outbox], Any]) -> None:
         def write(out: Outbox) -> tuple[str, str, str]:
-            done = result(out)
+            done = model_result(item, answer, tier, why, out.now_ms)
             out.send(self.results, done.event_id.encode(), _json(done))
             out.count(done.tier, done.task)
             out.latencies.append((done.tier, done.latency_ms / 1000))
+            if key is not None:
+                self.same.remember(out, key, open_.key, answer, asked)
             return done.tier, done.category, done.why
 
         self._close(open_, write)
 
-    def _review(self, open_: Open, review: Callable[[Outbox], Any]) -> None:
+    def _review(self, open_: Open, cause: str, attempts: int) -> None:
+        task = self.tasks.get(open_.item.request.task)
+        categories = [category.id for category in task.categories] if task else []
+
         def write(out: Outbox) -> tuple[str, str, str]:
-            done = review(out)
+            done = review_of(open_.item, categories, cause, attempts, out.now_ms)
             out.send(self.reviews, done.event_id.encode(), _json(done))
             out.count("review", done.task)
             return "review", "", done.cause
 
         self._close(open_, write)
 
+    def _review_old(self, lane: Lane, now_ms: int) -> None:
+        """Items are known in the order of their offsets, so the oldest come first."""
+        limit_ms = now_ms - int(self.settings.classify.max_age_s * 1000)
+        for open_ in list(self._known.get(lane, {}).values()):
+            if open_.item.opened_ms > limit_ms:
+                return
+            if not (open_.done or open_.running):
+                self._review(open_, "too-old", 0)
+                self._let_go(open_)
+
     def _close(self, open_: Open, write: Callable[[Outbox], tuple[str, str, str]]) -> None:
         """Writes the outcome and removes the item, in one transaction of its lane."""
+        if open_.done:
+            return
+        open_.done = True
 
         def work(view: View, out: Outbox) -> None:
             if view.get_raw(OPEN, [open_.key])[0] is None:
@@ -285,6 +354,10 @@ class Classify:
         open_.lane.post(work)
 
 
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
 def declare(app: App) -> None:
     """Adds the classify stage, where there are tasks."""
     settings = app.settings
@@ -296,7 +369,12 @@ def declare(app: App) -> None:
         name="classify",
         topic=settings.topic("model-requests"),
         logic=logic,
-        maps=[OPEN, ANSWERED],
+        maps=[OPEN, ANSWERED, CACHE],
         help="Asks the light and then the deep model about events that no rule decided.",
     )
+
+    async def providers() -> None:
+        _ = logic.client  # a missing key or CA ends the worker here, with its name
+
+    app.helpers.append(("model providers", providers))
     app.closers.append(logic.stop)

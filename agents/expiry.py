@@ -1,5 +1,6 @@
 """Removes what is older than its horizon from a packed map, a little at a time, beside the input."""
 
+import itertools
 from typing import Any
 
 from app.delivery.lane import Lane
@@ -15,10 +16,16 @@ RECORDS_A_TIME = 50
 
 
 class Expiry:
-    """Posts the removal as work without input; each lane has its own pace."""
+    """Posts the removal as work without input; each lane has its own pace.
 
-    def __init__(self, of: PackedMap[Any], horizon_ms: int) -> None:
-        self.of, self.horizon_ms = of, horizon_ms
+    Args:
+        of: the map.
+        horizon_ms: older rows go.
+        most: packed records a partition may keep; above it the oldest go. 0: any number.
+    """
+
+    def __init__(self, of: PackedMap[Any], horizon_ms: int, most: int = 0) -> None:
+        self.of, self.horizon_ms, self.most = of, horizon_ms, most
         self._next_ms: dict[Lane, int] = {}
 
     def tick(self, lane: Lane, now_ms: int) -> None:
@@ -35,12 +42,20 @@ class Expiry:
 
     def _old(self, view: View, now_ms: int) -> list[tuple[bytes, bytes]]:
         limit = self.of.age_limit(now_ms - self.horizon_ms)
+        over = self._over(view)
         found: list[tuple[bytes, bytes]] = []
         for record, packed in view.scan_rows(self.of.records, self.of.records):
-            if record >= limit or len(found) >= RECORDS_A_TIME:
+            if (record >= limit and len(found) >= over) or len(found) >= RECORDS_A_TIME:
                 break
             found.append((record, packed))
         return found
+
+    def _over(self, view: View) -> int:
+        """How many records there are too many; counts no further than it has to."""
+        if not self.most:
+            return 0
+        rows = view.scan_rows(self.of.records, self.of.records)
+        return sum(1 for _ in itertools.islice(rows, self.most + RECORDS_A_TIME)) - self.most
 
     def _remove(self, view: View, out: Outbox) -> None:
         for record, packed in self._old(view, out.now_ms):

@@ -143,7 +143,7 @@ class Ingest:
             out.latencies.append(("rule", result.latency_ms / 1000))
             return "rule", route.rule
         if type(route) is NeedsModel:
-            request = model_request(record, event, route)
+            request = model_request(record, event, route, self.router.marks(event, source.name))
             out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
             return "asked", route.task
         return "untasked", ""
@@ -211,7 +211,7 @@ def rule_result(record: Record, event: Event, route: RuleAnswer, now_ms: int) ->
     )
 
 
-def model_request(record: Record, event: Event, route: NeedsModel) -> ModelRequest:
+def model_request(record: Record, event: Event, route: NeedsModel, marks: list[str]) -> ModelRequest:
     return ModelRequest(
         event_id=event.event_id,
         event_type=event.event_type,
@@ -224,6 +224,7 @@ def model_request(record: Record, event: Event, route: NeedsModel) -> ModelReque
         received_ms=record.timestamp,
         skip_light=route.skip_light,
         hint=route.hint,
+        marks=marks,
     )
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "APPEND_TO_RESULT_SECONDS",
     "BATCH_RECORDS",
     "BREAKER_OPEN",
+    "CACHE",
     "LAG_RECORDS",
     "LANE_FAILURES",
     "MODEL_BATCH_ITEMS",
@@ -82,9 +83,15 @@ PROVIDER_REFUSALS = Counter(
     "headrace_provider_refusals", "Calls that a provider refused for good: somebody must act.", ["provider", "status"]
 )
 
+CACHE = Counter(
+    "headrace_cache",
+    "Events for the deep tier: hit (answered before), joined (waits for the same text's call), miss (asked).",
+    ["task", "outcome"],
+)
+
 ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
-    MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
+    CACHE, MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""

@@ -338,6 +338,14 @@ class ClassifySettings(Section):
         gt=0,
         description="An item open for this long goes to a person, though no provider could be asked (outage, budget).",
     )
+    cache_age_s: float = Field(
+        86_400.0, ge=0, description="How long a deep answer stands for other events of the same text; 0: each is asked."
+    )
+    cache_items: int = Field(
+        20_000,
+        ge=1,
+        description="Deep answers a partition keeps for that; above it the oldest go. About 150 bytes each.",
+    )
     trace_horizon_s: float = Field(86_400.0, gt=0, description="How long `headrace trace` knows an answered event.")
 
 

@@ -41,6 +41,8 @@ class Result(msgspec.Struct, kw_only=True, gc=False):
     tier: Tier
     why: str
     """The rule's name, or what the model tier saw, in a few words."""
+    provider: str = ""
+    """The model server that was asked, as the settings name it."""
     model: str = ""
     model_version: str = ""
     prompt_version: str = ""
@@ -69,6 +71,11 @@ class Review(msgspec.Struct, kw_only=True, gc=False):
     light_category: str = ""
     light_confidence: float = 0.0
     attempts: int
+    """Answers that were asked for, all rounds together."""
+    rounds: int = 0
+    """How often every provider allowed had failed."""
+    tried: list[str] = msgspec.field(default_factory=list)
+    """`provider: what came of it`, of the last round."""
     created_ms: int
     source: Source
     trace_id: str = ""

@@ -1,11 +1,11 @@
-"""Events that wait for a model, and what was answered. One State, partitioned as model-requests."""
+"""Events that wait for a model, what was answered, and answers to give again. One State, as model-requests is split."""
 
 import msgspec
 
 from app.delivery.maps import Map, PackedMap
 from models.events import ModelRequest
 
-__all__ = ["ANSWERED", "OPEN", "Answered", "OpenItem", "open_key"]
+__all__ = ["ANSWERED", "CACHE", "OPEN", "Answered", "Cached", "OpenItem", "open_key"]
 
 
 class OpenItem(msgspec.Struct, kw_only=True):
@@ -17,6 +17,14 @@ class OpenItem(msgspec.Struct, kw_only=True):
     """What the light model said, when its confidence was too low; the deep model decides."""
     light_confidence: float = 0.0
     light_done: bool = False
+    round: int = 0
+    """How often the whole provider chain was used up on it."""
+    due_ms: int = 0
+    """Not asked before; 0: at once."""
+    attempts: int = 0
+    """Answers that were asked for in the rounds before."""
+    tried: list[str] = msgspec.field(default_factory=list)
+    """What came of each provider in the last round."""
 
 
 class Answered(msgspec.Struct, array_like=True, gc=False):
@@ -29,11 +37,26 @@ class Answered(msgspec.Struct, array_like=True, gc=False):
     why: str
 
 
+class Cached(msgspec.Struct, array_like=True, gc=False):
+    """A deep answer that stands for later events of the same text."""
+
+    at_ms: int
+    category: str
+    provider: str
+    asked_model: str
+    """The model as our settings named it."""
+    model: str
+    """The model as the server named it."""
+
+
 OPEN: Map[OpenItem] = Map(
     "open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result"
 )
 ANSWERED: PackedMap[Answered] = PackedMap(
     "answered", b"a", b"A", Answered, help="event_id -> tier and answer; expires after classify.trace_horizon_s"
+)
+CACHE: PackedMap[Cached] = PackedMap(
+    "cache", b"c", b"C", Cached, help="task, prompt version and text -> deep answer; expires after classify.cache_age_s"
 )
 
 

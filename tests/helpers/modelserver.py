@@ -17,8 +17,10 @@ import argparse
 import asyncio
 import contextlib
 import json
+import random
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -29,6 +31,7 @@ __all__ = [
     "Call",
     "Fault",
     "ModelServer",
+    "Rates",
     "answer",
     "category_of",
     "drip",
@@ -149,6 +152,39 @@ def answer(
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Shares of calls that go wrong, by chance; the defaults are a bad day of a cloud provider."""
+
+    too_many: float = 0.05
+    """429 with Retry-After."""
+    error: float = 0.02
+    hang: float = 0.01
+    drip: float = 0.01
+    reset: float = 0.01
+    bad_item: float = 0.05
+    """One item missing, twice with another label, or of no known category."""
+    broken: float = 0.02
+    """JSON that ends in the middle."""
+    retry_after_s: float = 1.0
+
+    def draw(self, rnd: random.Random, numbers: Sequence[int]) -> Fault:
+        """What a call of these items does."""
+        number = rnd.choice(numbers) if numbers else 1
+        bad = rnd.choice([answer(missing=[number]), answer(twice={number: "order"}), answer(wrong={number: "paymnt"})])
+        faults = [
+            (self.too_many, status(429, retry_after=f"{self.retry_after_s:g}")), (self.error, status(500)),
+            (self.hang, hang()), (self.drip, drip()), (self.reset, reset()), (self.bad_item, bad),
+            (self.broken, Fault(kind="broken")), (1.0, Fault()),
+        ]  # fmt: skip
+        at = rnd.random()
+        for share, fault in faults:
+            at -= share
+            if at < 0:
+                return fault
+        return faults[-1][1]
+
+
 @dataclass
 class Call:
     """One wire call as it came in."""
@@ -171,9 +207,21 @@ class ModelServer:
         latency_ms: of every answer.
         api_key: when set, other keys get 401.
         idle_s: idle connections are closed after this, as real servers do.
+        token_ms: more of it for each token of an answer.
+        rates: calls go wrong by chance, unless the script has a fault for them.
+        seed: of the chance.
     """
 
-    def __init__(self, port: int = 0, *, latency_ms: float = 0.0, api_key: str = "", idle_s: float = 75.0) -> None:
+    def __init__(
+        self, port: int = 0, *, latency_ms: float = 0.0, api_key: str = "", idle_s: float = 75.0, token_ms: float = 0.0,
+        rates: Rates | None = None, seed: int = 1,
+    ) -> None:  # fmt: skip
+        self.token_ms, self.rates, self._rnd = token_ms, rates, random.Random(seed)
+        self.early = 0
+        """Calls that came while a Retry-After forbade them."""
+        self.tokens = 0
+        """Of all answers and their prompts."""
+        self._quiet_until = 0.0
         self.port, self.latency_ms, self.api_key, self.idle_s = port, latency_ms, api_key, idle_s
         self.calls: list[Call] = []
         self.in_flight = self.most_in_flight = 0
@@ -238,15 +286,19 @@ class ModelServer:
     async def _counts(self, request: web.Request) -> web.Response:
         items = [text for call in self.calls for text in call.items]
         return web.json_response(
-            {"calls": len(self.calls), "items": len(items), "in_flight": self.in_flight, "most": self.most_in_flight}
-        )
+            {
+                "calls": len(self.calls), "items": len(items), "in_flight": self.in_flight, "most": self.most_in_flight,
+                "early": self.early, "tokens": self.tokens, "faults": Counter(call.fault for call in self.calls),
+            }
+        )  # fmt: skip
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         asked = body["messages"][-1]["content"]
         numbered = {int(number): json.loads(text) for number, text in ITEM.findall(asked)}
-        fault = self._script.pop(0) if self._script else self.always or Fault()
+        fault = self._script.pop(0) if self._script else self.always or self._chance(list(numbered))
         call = Call(time.monotonic(), list(numbered.values()), body, dict(request.headers), fault.kind)
+        self.early += call.at < self._quiet_until
         self.calls.append(call)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -279,6 +331,9 @@ class ModelServer:
         if fault.kind == "drip":
             return await self._drip(request, fault, numbered, body)
         whole = self._completed(fault, numbered, body)
+        self.tokens += whole.get("usage", {}).get("total_tokens", 0)
+        if self.token_ms:
+            await asyncio.sleep(whole["usage"]["completion_tokens"] * self.token_ms / 1000)
         if fault.kind == "stream":
             return web.Response(text=_chunks(whole), content_type="text/event-stream")
         return web.json_response(whole)
@@ -296,6 +351,9 @@ class ModelServer:
         await response.write_eof()
         return response
 
+    def _chance(self, numbers: Sequence[int]) -> Fault:
+        return self.rates.draw(self._rnd, numbers) if self.rates else Fault()
+
     def _label(self, text: str) -> str:
         return self.by_text.get(text) or category_of(text)
 
@@ -305,6 +363,8 @@ class ModelServer:
         said += [*fault.twice.items(), *fault.extra.items()]
         text = "{" + ",".join(f"{json.dumps(n)}:{json.dumps(label, ensure_ascii=False)}" for n, label in said) + "}"
         finish = fault.finish_reason or "stop"
+        if fault.kind == "broken":
+            text = text[: len(text) // 2]
         if fault.cut_at:
             at = text.index(f'"{fault.cut_at}":"') + len(f'"{fault.cut_at}":"') + 3
             text, finish = text[:at], "length"
@@ -339,8 +399,9 @@ def _chunks(whole: dict[str, Any]) -> str:
     return "".join(f"data: {row}\n\n" for row in [*rows, "[DONE]"])
 
 
-async def _serve(port: int, latency_ms: float) -> None:
-    async with ModelServer(port, latency_ms=latency_ms) as server:
+async def _serve(given: argparse.Namespace) -> None:
+    rates = Rates(**json.loads(given.rates)) if given.rates else None
+    async with ModelServer(given.port, latency_ms=given.latency_ms, rates=rates, seed=given.seed) as server:
         print(f"ready 127.0.0.1:{server.port}", flush=True)
         await asyncio.Event().wait()
 
@@ -349,9 +410,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--rates", default="", help="JSON of Rates; '{}' is the defaults")
+    parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(given.port, given.latency_ms))
+        asyncio.run(_serve(given))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ async def has(fleet: Fleet, count: int, topic: str = "ai-results") -> bool:
 async def a_worker(fleet: Fleet, base_url: str, **env: str) -> Worker:
     more = {
         "HEADRACE_LLM__BASE_URL": base_url, "HEADRACE_LLM__MODEL": "stub", "HEADRACE_LIGHT__ENABLED": "false",
-        "HEADRACE_CLASSIFY__RETRY_S": "0.5", "HEADRACE_CLASSIFY__MAX_RETRY_S": "1", "HEADRACE_LLM__RETRY_BACKOFF_S": "0.1",
+        "HEADRACE_CLASSIFY__RETRY_S": "0.5", "HEADRACE_LLM__RETRY_BACKOFF_S": "0.1",
         **env,
     }  # fmt: skip
     worker = fleet.worker(**more)

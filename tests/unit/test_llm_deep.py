@@ -86,7 +86,9 @@ async def test_event_types_do_not_share_a_call(server: ms.ModelServer) -> None:
     assert sorted(map(len, (call.items for call in server.calls))) == [10, 10]
 
 
-async def test_missing_wrong_and_doubled_numbers_are_asked_again_together_and_the_rest_stands(server: ms.ModelServer) -> None:
+async def test_missing_wrong_and_doubled_numbers_are_asked_again_together_and_the_rest_stands(
+    server: ms.ModelServer,
+) -> None:
     server.script(ms.answer(missing=[3], wrong={5: "paymnt"}, twice={8: "order"}, extra={21: "other", 99: "order"}))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
