@@ -5,6 +5,7 @@ that say `rekey`, take a hop by event_id first, so that copies of an event meet 
 """
 
 from collections import Counter
+from typing import TypeAlias
 from zlib import crc32
 
 import msgspec
@@ -35,18 +36,12 @@ SMALL_BYTES = LARGE_BYTES // 2
 """Key and value of a record that is surely below LARGE_BYTES with our headers."""
 
 
-class Taken(msgspec.Struct, gc=False):
-    """A valid event on its way through ingest."""
+ACCEPTED = ("accepted", "")
 
-    record: Record
-    source: Source
-    event: Event
-    key: bytes
-    """Its event_id."""
-    crc: int
-    """zlib.crc32 of the raw value."""
-    offset: int
-    """Of the record that this stage read: the raw one, or the rekeyed one where there was a hop."""
+Own: TypeAlias = list[tuple[str, bytes | None]]
+"""Headers of ours."""
+Good: TypeAlias = tuple[Record, Source, Event, int]
+"""A valid event, where it came from, and the offset of the record that this stage read: the raw one, or the rekeyed."""
 
 
 class Ingest:
@@ -64,27 +59,39 @@ class Ingest:
         self.tasked = bool(settings.tasks)
         self.expiry = Expiry(SEEN, self.horizon_ms)
         self._only = next(iter(sources.values())) if not hop else None
-        self._prefixes: dict[tuple[str, int], str] = {}
+        self._prefixes: dict[tuple[str, int], bytes] = {}
 
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
         out = batch.out
-        taken = self._unseen(batch, self._read(batch))
-        now_ms, route = out.now_ms, self._route
-        outcomes: list[tuple[str, str]] = []
+        good = self._read(batch)
+        keys = [event.event_id.encode() for _, _, event, _ in good]
+        mine: dict[bytes, int] = {}
         rows: list[tuple[bytes, bytes]] = []
-        for one in taken:
-            outcome = route(out, one)
+        outcomes: list[tuple[str, str]] = []
+        now_ms, oldest_ms = out.now_ms, out.now_ms - self.horizon_ms
+        for one, key, was in zip(good, keys, batch.state.get_raw(SEEN, keys), strict=True):
+            record, source, event, offset = one
+            crc = crc32(record.value or b"")
+            first = mine.get(key)
+            if first is None and was is not None:
+                seen = _unpack_seen(was)
+                first = seen.crc if seen.at_ms > oldest_ms else None
+            if first is not None:
+                outcomes.append(("duplicate" if first == crc else "conflict", source.name))
+                continue
+            mine[key] = crc
+            outcome = self._route(out, record, source, event, key)
             outcomes.append(outcome)
-            rows.append((one.key, _pack(Seen(one.offset, now_ms, one.crc, *outcome))))
+            rows.append((key, _pack(Seen(offset, now_ms, crc, outcome[0], outcome[1]))))
         if rows:
             out.put_packed(SEEN, now_ms, batch.records[0].offset, rows)
-        for outcome, n in Counter(outcomes).items():
-            out.count(*outcome, n)
+        for (outcome_name, detail), n in Counter(outcomes).items():
+            out.count(outcome_name, detail, n)
 
-    def _read(self, batch: Batch) -> list[Taken]:
+    def _read(self, batch: Batch) -> list[Good]:
         """The valid events; what isn't one is a dead letter, and what must hop is sent on."""
-        good: list[Taken] = []
+        good: list[Good] = []
         only = self._only
         for record in batch.records:
             source, origin = only, record
@@ -103,43 +110,29 @@ class Ingest:
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
                 batch.out.count("rekeyed", source.name)
             else:
-                key, crc = event.event_id.encode(), crc32(record.value or b"")
-                good.append(Taken(origin, source, event, key, crc, record.offset))
+                good.append((origin, source, event, record.offset))
         return good
 
-    def _unseen(self, batch: Batch, good: list[Taken]) -> list[Taken]:
-        """Those whose id wasn't seen within the horizon; repeats are counted."""
-        found = batch.state.get_raw(SEEN, [one.key for one in good])
-        mine: dict[bytes, int] = {}
-        oldest_ms = batch.out.now_ms - self.horizon_ms
-        fresh: list[Taken] = []
-        for one, was in zip(good, found, strict=True):
-            first = mine.get(one.key)
-            if first is None and was is not None:
-                seen = _unpack_seen(was)
-                first = seen.crc if seen.at_ms > oldest_ms else None
-            if first is None:
-                mine[one.key] = one.crc
-                fresh.append(one)
-            else:
-                batch.out.count("duplicate" if first == one.crc else "conflict", one.source.name)
-        return fresh
-
-    def _route(self, out: Outbox, one: Taken) -> tuple[str, str]:
+    def _route(self, out: Outbox, record: Record, source: Source, event: Event, key: bytes) -> tuple[str, str]:
         """Sends a new event where it belongs; returns its outcome and the rule or task that decided."""
-        record, source, event = one.record, one.source, one.event
+        place = (record.topic, record.partition)
+        prefix = self._prefixes.get(place)
+        if prefix is None:
+            prefix = self._prefixes[place] = f"{record.topic}/{record.partition}/".encode()
+        headers: Own = [("headrace.origin", prefix + b"%d" % record.offset), ("headrace.event-id", key)]
         if source.types and event.event_type not in source.types:
-            return self._drop(out, one, "filtered", "source-types")
+            return self._drop(out, record, event, headers, "filtered", "source-types")
         rule = self.noise.match(event, source.name)
         if rule is not None:
-            return self._drop(out, one, "noise", rule)
-        self._pass_on(out, self.clean, one, self._headers(one))
-        if not self.tasked:
-            return "accepted", ""
+            return self._drop(out, record, event, headers, "noise", rule)
+        self._pass_on(out, self.clean, record, event, headers)
+        return self._task(out, record, source, event, key) if self.tasked else ACCEPTED
+
+    def _task(self, out: Outbox, record: Record, source: Source, event: Event, key: bytes) -> tuple[str, str]:
         route = self.router.route(event, source.name)
         if type(route) is RuleAnswer:
             result = rule_result(record, event, route, out.now_ms)
-            out.send(self.results, one.key, _json(result), trace_headers(event))
+            out.send(self.results, key, _json(result), trace_headers(event))
             out.latencies.append(("rule", result.latency_ms / 1000))
             return "rule", route.rule
         if type(route) is NeedsModel:
@@ -148,23 +141,16 @@ class Ingest:
             return "asked", route.task
         return "untasked", ""
 
-    def _headers(self, one: Taken) -> list[tuple[str, bytes | None]]:
-        record = one.record
-        place = (record.topic, record.partition)
-        prefix = self._prefixes.get(place)
-        if prefix is None:
-            prefix = self._prefixes[place] = f"{record.topic}/{record.partition}/"
-        return [("headrace.origin", f"{prefix}{record.offset}".encode()), ("headrace.event-id", one.key)]
-
-    def _drop(self, out: Outbox, one: Taken, outcome: str, rule: str) -> tuple[str, str]:
-        self._pass_on(out, self.sink, one, [*self._headers(one), ("headrace.rule", rule.encode())])
+    def _drop(
+        self, out: Outbox, record: Record, event: Event, headers: Own, outcome: str, rule: str
+    ) -> tuple[str, str]:
+        self._pass_on(out, self.sink, record, event, [*headers, ("headrace.rule", rule.encode())])
         return outcome, rule
 
-    def _pass_on(self, out: Outbox, topic: str, one: Taken, headers: list[tuple[str, bytes | None]]) -> None:
+    def _pass_on(self, out: Outbox, topic: str, record: Record, event: Event, headers: Own) -> None:
         """The record as it was received, keyed by its entity, with our headers behind its own."""
-        record = one.record
-        key, value = record.key or one.event.entity.encode(), record.value
-        if record.headers or len(key) + len(value or b"") > SMALL_BYTES:
+        key, value = record.key or event.entity.encode(), record.value or b""
+        if record.headers or len(key) + len(value) > SMALL_BYTES:
             out.send(topic, key, value, [*record.headers, *headers])
         else:
             out.rows(topic).append((key, value, headers))

@@ -332,7 +332,7 @@ class Lane:
             end = await transaction.write(self.producer, self.stage, self.tp, offset, self.delivery.group)
             if end is not None:
                 self.stage.state.database(self.tp.partition).write(out.local.items(), end)
-                self.view.release(out.local, transaction.number)
+            self.view.release(transaction.number)
             self.stage.committed(self, transaction)
         except (KafkaError, HeadraceError, TimeoutError, OSError):
             self._posted.extendleft(reversed(transaction.posted))  # answers that arrived are written by the next try

@@ -90,7 +90,8 @@ class Stage:
 
     def _one_by_one(self, records: Records, lane: "Lane") -> Batch:
         whole = Batch(records, lane.tp.partition, lane.view, Outbox())
-        number = -1  # held apart from the numbers of committed batches, and forgotten below
+        number = -1  # held apart from the numbers of committed batches, and released below
+        lane.view.hold(whole.out.local, number)  # each record sees what those before it wrote
         for record in records:
             one = Batch([record], lane.tp.partition, lane.view, Outbox(whole.out.now_ms))
             try:
@@ -105,9 +106,8 @@ class Stage:
                 )
                 one = Batch([record], lane.tp.partition, lane.view, Outbox(whole.out.now_ms))
                 self.logic.dead(one, record, error)
-            lane.view.hold(one.out.local, number)  # the next record sees what this one wrote
             whole.out.merge(one.out)
-        lane.view.release(whole.out.local, number)
+        lane.view.release(number)
         return whole
 
     def committed(self, lane: "Lane", transaction: "Transaction") -> None:

@@ -128,7 +128,8 @@ class View:
 
     def __init__(self, state: State, partition: int) -> None:
         self._state, self.partition = state, partition
-        self._overlay: dict[bytes, tuple[bytes | None, int]] = {}
+        self._overlays: list[tuple[int, dict[bytes, bytes | None]]] = []
+        """Writes of batches in flight by the batch's number, oldest first; few, since batches commit in order."""
 
     @property
     def _database(self) -> Database:
@@ -144,12 +145,10 @@ class View:
         prefix = of.prefix
         rows = [prefix + key for key in keys]
         found = self._database.get_many(rows)
-        overlay = self._overlay
-        if overlay:
+        for _, overlay in self._overlays:
             for index, row in enumerate(rows):
-                over = overlay.get(row)
-                if over is not None:
-                    found[index] = over[0]
+                if row in overlay:
+                    found[index] = overlay[row]
         return found
 
     def scan(self, of: Map[V], start: bytes = b"", limit: int | None = None) -> Iterator[tuple[bytes, V]]:
@@ -160,7 +159,9 @@ class View:
             yield row[len(of.prefix) :], of.decode(raw)
 
     def scan_rows(self, prefix: bytes, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        overlay = {k: v for k, (v, _) in self._overlay.items() if k >= start and k.startswith(prefix)}
+        overlay: dict[bytes, bytes | None] = {}
+        for _, writes in self._overlays:
+            overlay.update({k: v for k, v in writes.items() if k >= start and k.startswith(prefix)})
         fresh = sorted(k for k, v in overlay.items() if v is not None)
         position = 0
         for row, raw in self._database.scan(prefix, start):
@@ -179,19 +180,13 @@ class View:
             yield row, overlay[row] or b""
 
     def hold(self, local: dict[bytes, bytes | None], batch: int) -> None:
-        """Lets reads see the writes of a batch that isn't committed yet."""
-        overlay = self._overlay
-        for row, value in local.items():
-            overlay[row] = (value, batch)
+        """Lets reads see the writes of a batch that isn't committed yet, and those it still gets."""
+        self._overlays.append((batch, local))
 
-    def release(self, local: dict[bytes, bytes | None], batch: int) -> None:
-        """A batch is in the local copy now: drops what a later batch hasn't overwritten."""
-        overlay = self._overlay
-        for row in local:
-            held = overlay.get(row)
-            if held is not None and held[1] == batch:
-                del overlay[row]
+    def release(self, batch: int) -> None:
+        """A batch is in the local copy now, or is given up."""
+        self._overlays = [held for held in self._overlays if held[0] != batch]
 
     def forget(self) -> None:
         """Batches in flight were given up."""
-        self._overlay.clear()
+        self._overlays.clear()

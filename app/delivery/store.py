@@ -8,6 +8,7 @@ databases of the worker, and the offset is written in the same WriteBatch as the
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ BLOOM_BITS = 10
 """1% false positives: nearly every look-up of a new event id ends in memory."""
 
 
+MEMTABLE_BLOOM_RATIO = 0.1
+"""Share of a write buffer for the bloom filter of its keys."""
+
+
 class _Memory:
     """The block cache and write-buffer budget of this process (RocksDB shares them by reference)."""
 
@@ -69,6 +74,8 @@ def _options() -> Options:
     options.set_write_buffer_size(max(1 << 20, min(16 << 20, memory.write_buffer_bytes // 2)))
     options.set_write_buffer_manager(memory.buffers)
     options.set_keep_log_file_num(2)
+    options.set_memtable_whole_key_filtering(True)  # most look-ups are of new ids, and end here too
+    options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO)
     table = BlockBasedOptions()
     table.set_bloom_filter(BLOOM_BITS, block_based=False)
     table.set_block_cache(memory.cache)
@@ -115,7 +122,7 @@ class Database:
     def write(self, writes: Writes, changelog_offset: int) -> None:
         """Applies the changes and notes how far the changelog is read, atomically."""
         batch = WriteBatch(raw_mode=True)
-        for key, value in writes:
+        for key, value in sorted(writes, key=itemgetter(0)):  # neighbours in order cost half; repeats stay in order
             if value is None:
                 batch.delete(key)
             else:

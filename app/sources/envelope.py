@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from app.settings import Settings, SourceSettings
-from app.sources.document import brackets, check_utf8, clean, compact, oversize, parse, too_deep
+from app.sources.document import check_utf8, clean, compact, oversize, parse, too_deep
 from app.sources.mapped import MAX_FALLBACK_CHARS, entity_of, identifier, traceparent
 from app.sources.paths import compile_path, compile_text
 from app.sources.times import BadTime, compile_time
@@ -77,10 +77,12 @@ class EnvelopeReader:
             envelope = self._decode(value)
         except (msgspec.DecodeError, RecursionError):
             return self._read_tolerantly(value, record)
-        bad = check_utf8(value)
-        if bad is not None:
-            return bad
-        if brackets(value) > self.max_depth:
+        if not value.isascii():
+            try:
+                value.decode()
+            except UnicodeDecodeError:
+                return cast(Bad, check_utf8(value))
+        if value.count(b"{") + value.count(b"[") > self.max_depth:  # hardly ever; then it is looked at closely
             bad = too_deep(value, self.max_depth)
             if bad is not None:
                 return bad
@@ -102,18 +104,12 @@ class EnvelopeReader:
                 at_ms = self._read_time(at_ms, record.timestamp)
             except BadTime as error:
                 return Bad(reason="bad-time", field="event_time", message=f"event_time {error}")
-        entity_id = envelope.entity_id
+        entity_id, key = envelope.entity_id, record.key
         if type(entity_id) is float:
             return _wrong("entity_id", "text or an integer")
-        key = record.key
-        event = Event(
-            event_id,
-            event_type,
-            at_ms,
-            entity_of(key, "" if entity_id is None else str(entity_id), event_id),
-            envelope.source_system or "",
-            envelope.trace_id or (traceparent(record.headers) if record.headers else ""),
-        )
+        entity = entity_of(key, "" if entity_id is None else str(entity_id), event_id)
+        trace_id = envelope.trace_id or (traceparent(record.headers) if record.headers else "")
+        event = Event(event_id, event_type, at_ms, entity, envelope.source_system or "", trace_id)
         if self._looks:
             self._fill(event, cast(Envelope, envelope), value)
         return event

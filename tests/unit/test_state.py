@@ -65,7 +65,7 @@ def test_release_keeps_what_a_later_batch_wrote_even_with_an_equal_value(state: 
     second.put(PLAIN, b"a", 1)
     view.hold(first.local, 1)
     view.hold(second.local, 2)
-    view.release(first.local, 1)
+    view.release(1)
     assert view.get(PLAIN, b"a") == 1
 
 
