@@ -1,6 +1,6 @@
-"""The benchmark: the product against a hand-written aiokafka loop and plain faust-streaming, on one embedded Kafka.
+"""The benchmark: the product beside others in the same job, on one embedded Kafka.
 
-python -m tests.bench ingest --contestants ours,raw,faust --events 500000 --rounds 5 --json FILE
+python -m tests.bench ingest --contestants ours,raw,kstreams --events 1000000 --rounds 3 --json FILE
 """
 
 import argparse
@@ -11,44 +11,103 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import ingest
+from tests.bench.contestants import CONTESTANTS
+
+KEYS = ("name", "events", "events_per_s", "cpu_us_per_event", "peak_rss_mb", "right")
+"""What the file given with --json holds of each contestant."""
+INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ingest", "path"])
-    parser.add_argument("--contestants", default="ours,raw,faust", help="comma-separated, in the order they run")
-    parser.add_argument("--events", type=int, default=500_000, help="a slow contestant gets a part of them")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    given = parser.parse_args()
-    if given.what == "path":
-        parser.error("`path` (raw event to result by rule) isn't there yet; `ingest` is")
-    names = given.contestants.split(",")
-    unknown = set(names) - ingest.CONTESTANTS.keys()
-    if unknown or len(set(names)) != len(names):
-        parser.error(f"--contestants takes each of {', '.join(ingest.CONTESTANTS)} once")
-    if given.events < 2000 or given.rounds < 1:
-        parser.error("--events takes 2000 or more, --rounds 1 or more")
-    print(f"load before: {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores", flush=True)
-    found = ingest.run(names, given.events, given.rounds, lambda text: print(text, flush=True))
-    rows = ingest.summary(found, given.events)
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    show(rows)
+    given = arguments().parse_args()
+    say(f"load before: {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores")
+    try:
+        rows = given.run(given)
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(INTERRUPTED)
     sys.exit(not all(row["right"] for row in rows))
 
 
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    modes = parser.add_subparsers(required=True, metavar="MODE")
+    mode = modes.add_parser("ingest", help="validate, deduplicate, drop noise: ours beside others")
+    mode.set_defaults(run=run_ingest)
+    mode.add_argument(
+        "--contestants", type=contestants, default=list(CONTESTANTS), help="comma-separated, in the order they run"
+    )
+    mode.add_argument("--events", type=at_least(2000), default=500_000, help="a slow contestant gets a part of them")
+    mode.add_argument("--same", action="store_true", help="give slow contestants all events as well")
+    common(mode, rounds=3)
+    return parser
+
+
+def common(mode: argparse.ArgumentParser, rounds: int) -> None:
+    mode.add_argument("--rounds", type=at_least(1), default=rounds, help="figures are the medians over them")
+    mode.add_argument("--json", type=Path, help=f"file for the figures: a list of {', '.join(KEYS)}")
+    mode.add_argument("--details", type=Path, help="file for what every round showed")
+
+
+def contestants(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = set(names) - CONTESTANTS.keys()
+    if unknown or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"takes each of {', '.join(CONTESTANTS)} at most once")
+    return names
+
+
+def at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"takes {least} or more")
+        return value
+
+    return number
+
+
+def run_ingest(given: argparse.Namespace) -> list[dict[str, Any]]:
+    names = ingest.available(given.contestants, say)
+    rows = ingest.summary(ingest.run(names, given.events, given.rounds, say, given.same), given.events, given.same)
+    write(given, rows)
+    show(rows)
+    return rows
+
+
+def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    if given.json:
+        exact = [{key: row[key] for key in KEYS} for row in rows]
+        given.json.write_text(json.dumps(exact, indent=2) + "\n", encoding="utf-8")
+    if given.details:
+        given.details.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"\n{'':8}{'events':>9}{'events/s':>10}{'CPU us/event':>14}{'peak MB':>9}{'right':>7}{'ours/it':>9}")
+    say(
+        f"\n{'':12}{'events':>9}{'events/s':>10}{'CPU us/event':>14}{'peak MB':>9}{'right':>7}"
+        f"{'ours/it':>9}{'its CPU/ours':>14}"
+    )
     for row in rows:
-        ratio = row.get("ratio_ours", "")
-        print(
-            f"{row['name']:8}{row['events']:>9}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}"
-            f"{row['peak_rss_mb']:>9.0f}{'yes' if row['right'] else 'NO':>7}{ratio:>9}"
+        say(
+            f"{row['name']:12}{row['events']:>9}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}"
+            f"{row['peak_rss_mb']:>9.0f}{'yes' if row['right'] else 'NO':>7}{row.get('ratio', ''):>9}"
+            f"{row.get('cpu_ratio', ''):>14}"
         )
     for row in rows:
-        if row["name"] in ingest.SHARE:
-            print(f"{row['name']} is slow and gets 1/{ingest.SHARE[row['name']]} of the events")
+        wrong = [f"round {n}: {'; '.join(r['wrong'])}" for n, r in enumerate(row["rounds"], 1) if r["wrong"]]
+        if wrong:
+            say(f"{row['name']} is wrong: {'; '.join(wrong)}")
+    most = max(row["events"] for row in rows)
+    fewer = [row["name"] for row in rows if row["events"] < most]
+    if fewer:
+        say(f"{', '.join(fewer)}: slow, and get a part of the events (--same gives them all)")
 
 
 if __name__ == "__main__":

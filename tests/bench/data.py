@@ -4,6 +4,7 @@ import json
 import random
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiokafka
@@ -21,6 +22,7 @@ REACH = 1000
 """How many records back a repeated one may lie."""
 USERS = 20_000
 BATCH_BYTES = 1_000_000
+SHOW_EVERY = 10_000
 CUT = 10
 """Bytes that a broken record lacks at its end."""
 
@@ -37,12 +39,19 @@ class Expected:
     """CRC-32 of each broken record."""
 
 
-async def preload(bootstrap: str, topic: str, count: int, seed: int = 1) -> Expected:
+async def preload(
+    bootstrap: str,
+    topic: str,
+    count: int,
+    seed: int = 1,
+    partitions: int = PARTITIONS,
+    bar: Callable[[int], object] = int,
+) -> Expected:
     """Appends `count` records to a topic that exists and is empty."""
     rnd = random.Random(seed)
     text = json.dumps(TEXT, ensure_ascii=False)
     keys = [f"u{n}".encode() for n in range(USERS)]
-    places = [(murmur2(key) & 0x7FFFFFFF) % PARTITIONS for key in keys]
+    places = [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
     expected = Expected(events=count)
     recent: list[tuple[int, bytes]] = []
     producer = aiokafka.AIOKafkaProducer(
@@ -50,8 +59,10 @@ async def preload(bootstrap: str, topic: str, count: int, seed: int = 1) -> Expe
     )
     await producer.start()
     try:
-        builders = [producer.create_batch() for _ in range(PARTITIONS)]
+        builders = [producer.create_batch() for _ in range(partitions)]
         for number in range(count):
+            if number % SHOW_EVERY == 0:
+                bar(min(SHOW_EVERY, count - number))
             if recent and rnd.random() < REPEATED:
                 user, value = recent[rnd.randrange(len(recent))]
                 if not value.endswith(b"}}"):

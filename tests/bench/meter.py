@@ -1,4 +1,4 @@
-"""What a process costs: CPU over time, and its peak memory."""
+"""What processes cost: CPU over time, and their peak memory."""
 
 import bisect
 import contextlib
@@ -11,43 +11,54 @@ import psutil
 __all__ = ["Meter"]
 
 EVERY_S = 0.05
+FAMILY_EVERY = 10
+"""Samples between two looks for new children: finding them costs more than reading them."""
 
 
 class Meter(threading.Thread):
-    """Samples a process and its children; asked afterwards for the CPU between two moments."""
+    """Samples processes and all their children; asked afterwards for the CPU between two moments.
 
-    def __init__(self, pid: int) -> None:
+    A child that ended counts on, in what its parent waited for.
+    """
+
+    def __init__(self, *pids: int) -> None:
         super().__init__(daemon=True)
-        self.process = psutil.Process(pid)
+        self.roots = [psutil.Process(pid) for pid in pids]
         self.times: list[float] = []
         self.cpu: list[float] = []
-        self.peaks: dict[int, int] = {}
+        self.peaks: dict[int, dict[int, int]] = {pid: {} for pid in pids}
+        """Of each process (by root): the kernel's VmHWM."""
         self._ended = threading.Event()
 
     def run(self) -> None:
         ticks = 0
-        family = [self.process]
-        while not self._ended.wait(EVERY_S):
-            if ticks % 20 == 0:
-                with contextlib.suppress(psutil.Error):
-                    family = [self.process, *self.process.children(recursive=True)]
-                self._note_peaks(family)
+        families: list[list[psutil.Process]] = [[root] for root in self.roots]
+        while True:
+            last = self._ended.wait(EVERY_S)
+            if ticks % FAMILY_EVERY == 0 or last:
+                families = [self._family(root, was) for root, was in zip(self.roots, families, strict=True)]
+                self._note_peaks(families)
             ticks += 1
-            used = 0.0
-            for process in family:
-                with contextlib.suppress(psutil.Error):
-                    spent = process.cpu_times()
-                    used += spent.user + spent.system
+            used = sum(_cpu_s(process) for family in families for process in family)
             self.times.append(time.time())
-            self.cpu.append(used)
-        self._note_peaks(family)
+            self.cpu.append(max(used, self.cpu[-1] if self.cpu else 0.0))
+            if last:
+                return
 
-    def _note_peaks(self, family: list[psutil.Process]) -> None:
-        for process in family:
-            with contextlib.suppress(OSError), Path(f"/proc/{process.pid}/status").open(encoding="ascii") as file:
-                for line in file:
-                    if line.startswith("VmHWM:"):
-                        self.peaks[process.pid] = int(line.split()[1]) << 10
+    def _family(self, root: psutil.Process, was: list[psutil.Process]) -> list[psutil.Process]:
+        try:
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return was
+
+    def _note_peaks(self, families: list[list[psutil.Process]]) -> None:
+        for root, family in zip(self.roots, families, strict=True):
+            for process in family:
+                with contextlib.suppress(OSError):
+                    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
+                    for line in status.splitlines():
+                        if line.startswith("VmHWM:"):
+                            self.peaks[root.pid][process.pid] = int(line.split()[1]) << 10
 
     def stop(self) -> None:
         self._ended.set()
@@ -55,7 +66,13 @@ class Meter(threading.Thread):
 
     @property
     def peak_rss_mb(self) -> float:
-        return sum(self.peaks.values()) / (1 << 20)
+        """Of all processes together."""
+        return sum(sum(peaks.values()) for peaks in self.peaks.values()) / (1 << 20)
+
+    @property
+    def largest_rss_mb(self) -> float:
+        """Of the largest of the processes given, its children included."""
+        return max(sum(peaks.values()) for peaks in self.peaks.values()) / (1 << 20)
 
     def cpu_between(self, begin: float, end: float) -> float:
         """Seconds of CPU between two wall-clock moments."""
@@ -70,3 +87,12 @@ class Meter(threading.Thread):
         t0, t1 = self.times[after - 1], self.times[after]
         c0, c1 = self.cpu[after - 1], self.cpu[after]
         return c0 + (c1 - c0) * (moment - t0) / (t1 - t0)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Its own time and that of the children it waited for; 0 when it is gone."""
+    try:
+        spent = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(spent.user + spent.system + spent.children_user + spent.children_system)

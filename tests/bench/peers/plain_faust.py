@@ -1,6 +1,6 @@
 """The same ingest as an ordinary faust-streaming agent with a RocksDB table; at-least-once.
 
-    python -m tests.bench.plain_faust BOOTSTRAP INPUT PREFIX GROUP FOLDER
+    python -m tests.bench.peers.plain_faust BOOTSTRAP INPUT PREFIX GROUP FOLDER
 
 One event at a time, as Faust's documentation shows it; uvloop and rocksdict. The table keeps which record an id came
 with, so that a replay isn't taken for a duplicate.
@@ -67,4 +67,4 @@ async def ingest(stream: Any) -> None:
 if __name__ == "__main__":
     from faust.cli.faust import cli
 
-    cli.main(["-A", "tests.bench.plain_faust", "-L", "uvloop", "worker", "-l", "info", "--without-web"])
+    cli.main(["-A", "tests.bench.peers.plain_faust", "-L", "uvloop", "worker", "-l", "info", "--without-web"])

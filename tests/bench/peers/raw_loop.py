@@ -1,6 +1,6 @@
 """The same ingest by hand: aiokafka, one loop, record batches; ids in memory only, at-least-once.
 
-    python -m tests.bench.raw_loop BOOTSTRAP INPUT PREFIX GROUP
+    python -m tests.bench.peers.raw_loop BOOTSTRAP INPUT PREFIX GROUP
 
 It is meant to be as fast as such a loop gets, and gives up what makes the product's job hard: ids are lost when it
 ends, and a crash makes copies.
