@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench import ingest
+from tests.bench import ingest, path
 from tests.bench.contestants import CONTESTANTS
+from tests.bench.data import PARTITIONS
 
 KEYS = ("name", "events", "events_per_s", "cpu_us_per_event", "peak_rss_mb", "right")
 """What the file given with --json holds of each contestant."""
@@ -45,6 +46,18 @@ def arguments() -> argparse.ArgumentParser:
     )
     mode.add_argument("--events", type=at_least(2000), default=500_000, help="a slow contestant gets a part of them")
     mode.add_argument("--same", action="store_true", help="give slow contestants all events as well")
+    common(mode, rounds=3)
+    mode = modes.add_parser("path", help="raw event to result by rule, exactly once: throughput, then latency")
+    mode.set_defaults(run=run_path)
+    mode.add_argument("--contestants", choices=["ours"], default="ours", help="only ours has this path so far")
+    mode.add_argument("--events", type=at_least(2000), default=300_000)
+    mode.add_argument("--workers", type=at_least(1), default=1, help="worker processes")
+    mode.add_argument("--partitions", type=at_least(1), default=PARTITIONS)
+    mode.add_argument(
+        "--rate", type=at_least(10), default=0, help="load of the latency run; half the throughput if unset"
+    )
+    mode.add_argument("--seconds", type=at_least(10), default=30, help="length of the latency run")
+    mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
     common(mode, rounds=3)
     return parser
 
@@ -81,9 +94,25 @@ def run_ingest(given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def run_path(given: argparse.Namespace) -> list[dict[str, Any]]:
+    setup = path.Setup(
+        workers=given.workers, partitions=given.partitions, windows=not given.no_windows, seconds=given.seconds,
+        rate=given.rate,
+    )  # fmt: skip
+    rows = path.run(given.events, given.rounds, setup, say)
+    write(given, rows, more=path.MORE)
+    show(rows)
+    for row in rows:
+        say(
+            f"at {row['rate']} events/s, raw append to result visible (read committed): p50 {row['p50_ms']} ms, "
+            f"p99 {row['p99_ms']} ms; to its append: p50 {row['append_p50_ms']} ms, p99 {row['append_p99_ms']} ms"
+        )
+    return rows
+
+
+def write(given: argparse.Namespace, rows: list[dict[str, Any]], more: tuple[str, ...] = ()) -> None:
     if given.json:
-        exact = [{key: row[key] for key in KEYS} for row in rows]
+        exact = [{key: row[key] for key in (*KEYS, *more)} for row in rows]
         given.json.write_text(json.dumps(exact, indent=2) + "\n", encoding="utf-8")
     if given.details:
         given.details.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")

@@ -1,16 +1,18 @@
 """The input of a benchmark: made once, appended as big record batches, and what must come out of it."""
 
+import contextlib
 import json
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiokafka
 from aiokafka.partitioner import murmur2
 
-__all__ = ["NOISE", "PARTITIONS", "Expected", "preload"]
+__all__ = ["NOISE", "PARTITIONS", "Expected", "appender", "placed", "preload", "records"]
 
 PARTITIONS = 4
 NOISE = ("heartbeat", "debug")
@@ -39,6 +41,33 @@ class Expected:
     """CRC-32 of each broken record."""
 
 
+def records(count: int, expected: Expected, seed: int = 1) -> Iterator[tuple[int, bytes]]:
+    """User number and value of each event; notes in `expected` what must become of it."""
+    rnd = random.Random(seed)
+    text = json.dumps(TEXT, ensure_ascii=False)
+    recent: list[tuple[int, bytes]] = []
+    for number in range(count):
+        if recent and rnd.random() < REPEATED:
+            user, value = recent[rnd.randrange(len(recent))]
+            if not value.endswith(b"}}"):
+                expected.broken[zlib.crc32(value)] += 1
+        else:
+            user, value = _event(rnd, number, text, expected)
+            if len(recent) < REACH:
+                recent.append((user, value))
+            else:
+                recent[number % REACH] = (user, value)
+        expected.events += 1
+        expected.size_bytes += len(value)
+        yield user, value
+
+
+def placed(partitions: int) -> list[tuple[bytes, int]]:
+    """Key and partition of each user."""
+    keys = [f"u{n}".encode() for n in range(USERS)]
+    return [(key, (murmur2(key) & 0x7FFFFFFF) % partitions) for key in keys]
+
+
 async def preload(
     bootstrap: str,
     topic: str,
@@ -48,45 +77,38 @@ async def preload(
     bar: Callable[[int], object] = int,
 ) -> Expected:
     """Appends `count` records to a topic that exists and is empty."""
-    rnd = random.Random(seed)
-    text = json.dumps(TEXT, ensure_ascii=False)
-    keys = [f"u{n}".encode() for n in range(USERS)]
-    places = [(murmur2(key) & 0x7FFFFFFF) % partitions for key in keys]
-    expected = Expected(events=count)
-    recent: list[tuple[int, bytes]] = []
+    expected = Expected()
+    users = placed(partitions)
+    async with appender(bootstrap) as producer:
+        builders = [producer.create_batch() for _ in range(partitions)]
+        for number, (user, value) in enumerate(records(count, expected, seed)):
+            if number % SHOW_EVERY == 0:
+                bar(min(SHOW_EVERY, count - number))
+            key, place = users[user]
+            if builders[place].append(key=key, value=value, timestamp=None) is None:
+                builders[place].close()
+                await producer.send_batch(builders[place], topic, partition=place)
+                builders[place] = producer.create_batch()
+                builders[place].append(key=key, value=value, timestamp=None)
+        for place, builder in enumerate(builders):
+            if builder.record_count():
+                builder.close()
+                await producer.send_batch(builder, topic, partition=place)
+        await producer.flush()
+    return expected
+
+
+@contextlib.asynccontextmanager
+async def appender(bootstrap: str) -> AsyncIterator[Any]:
+    """A producer for large record batches."""
     producer = aiokafka.AIOKafkaProducer(
         bootstrap_servers=bootstrap, acks="all", max_batch_size=BATCH_BYTES, max_request_size=4 << 20
     )
     await producer.start()
     try:
-        builders = [producer.create_batch() for _ in range(partitions)]
-        for number in range(count):
-            if number % SHOW_EVERY == 0:
-                bar(min(SHOW_EVERY, count - number))
-            if recent and rnd.random() < REPEATED:
-                user, value = recent[rnd.randrange(len(recent))]
-                if not value.endswith(b"}}"):
-                    expected.broken[zlib.crc32(value)] += 1
-            else:
-                user, value = _event(rnd, number, text, expected)
-                if len(recent) < REACH:
-                    recent.append((user, value))
-                else:
-                    recent[number % REACH] = (user, value)
-            expected.size_bytes += len(value)
-            place = places[user]
-            if builders[place].append(key=keys[user], value=value, timestamp=None) is None:
-                builders[place].close()
-                await producer.send_batch(builders[place], topic, partition=place)
-                builders[place] = producer.create_batch()
-                builders[place].append(key=keys[user], value=value, timestamp=None)
-        for place, builder in enumerate(builders):
-            builder.close()
-            await producer.send_batch(builder, topic, partition=place)
-        await producer.flush()
+        yield producer
     finally:
         await producer.stop()
-    return expected
 
 
 def _event(rnd: random.Random, number: int, text: str, expected: Expected) -> tuple[int, bytes]:

@@ -1,0 +1,236 @@
+"""The whole path: raw event to result by rule, exactly once; how fast, and how long an event takes at a given load."""
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from app.broker.kafka import EmbeddedKafka
+from tests.bench import ingest, latency, outputs
+from tests.bench.contestants import Job, Launch, environment
+from tests.bench.data import NOISE, PARTITIONS, Expected, preload
+from tests.bench.ingest import Say
+from tests.bench.launched import Launched, launched
+
+__all__ = ["MORE", "Setup", "fleet", "path_job", "run", "wait_ready"]
+
+WINDOWS = ""
+"""Settings of the windows; empty while the product has none."""
+CONFIG = """
+[[sources]]
+name = "raw"
+topic = "{topic}"
+
+[[noise]]
+name = "noise"
+when = [{{ field = "event_type", op = "in", value = [{noise}] }}]
+{windows}
+[[tasks]]
+name = "kind"
+
+[[tasks.categories]]
+id = "payment"
+description = "money moves"
+
+[[tasks.categories]]
+id = "order"
+description = "what is bought"
+
+[[tasks.categories]]
+id = "other"
+description = "anything else"
+
+[[tasks.rules]]
+name = "payment"
+category = "payment"
+when = [{{ field = "event_type", op = "in", value = ["payment", "refund"] }}]
+
+[[tasks.rules]]
+name = "order"
+category = "order"
+when = [{{ field = "event_type", op = "in", value = ["order", "cart", "logistics"] }}]
+
+[[tasks.rules]]
+name = "other"
+category = "other"
+when = [{{ field = "event_type", op = "exists" }}]
+"""
+READY = "headrace.delivery: ready; partitions of this worker:"
+NOTHING = f"{READY} none"
+START_S = 60.0
+MORE = ("workers", "rate", "p50_ms", "p99_ms", "append_p50_ms", "append_p99_ms")
+"""Figures of a row beside those that every contestant has."""
+ALL_OUTPUTS = (*outputs.OUTPUTS, outputs.RESULTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a run is given."""
+
+    workers: int = 1
+    partitions: int = PARTITIONS
+    windows: bool = True
+    seconds: int = 30
+    """Of the latency run."""
+    rate: int = 0
+    """Its load in events/s; 0: half of what the throughput rounds showed."""
+
+
+def path_job(job: Job, setup: Setup, **more: str) -> Launch:
+    """A worker on the whole path."""
+    noise = ", ".join(f'"{kind}"' for kind in NOISE)
+    config = CONFIG.format(topic=job.topic, noise=noise, windows=WINDOWS if setup.windows else "")
+    env = environment(job, config, HEADRACE_KAFKA__PARTITIONS=str(setup.partitions), **more)
+    return Launch(command=[sys.executable, "-m", "app", "worker"], group=f"{job.prefix}headrace", env=env)
+
+
+def run(count: int, rounds: int, setup: Setup, say: Say) -> list[dict[str, Any]]:
+    """Throughput rounds, then one run at a steady load for latency; one row."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        kafka = EmbeddedKafka(folder / "kafka", properties=ingest.BROKER)
+        kafka.start()
+        try:
+            asyncio.run(outputs.make(kafka.bootstrap, ["bench-input"], stamped=False, partitions=setup.partitions))
+            with tqdm(total=count, desc="input", unit="event", disable=None, leave=False) as bar:
+                expected = asyncio.run(
+                    preload(kafka.bootstrap, "bench-input", count, partitions=setup.partitions, bar=bar.update)
+                )
+            found = []
+            for number in range(rounds):
+                result, log = _round(folder / f"path-{number}", kafka.bootstrap, expected, setup)
+                found.append(result)
+                say(f"round {number + 1} of {rounds}: {result}")
+                if not result["right"]:
+                    say(log)
+            good = [r for r in found if r["right"]] or found
+            row: dict[str, Any] = {"name": "ours", "events": count, "workers": setup.workers}
+            row |= {what: median(r[what] for r in good) for what in ingest.FIGURES}
+            row["right"] = all(r["right"] for r in found)
+            rate = setup.rate or int(row["events_per_s"] / 2)
+            if rate:
+                say(f"latency at {rate} events/s for {setup.seconds} s")
+                slow, log = _latency(folder / "latency", kafka.bootstrap, rate, setup)
+                say(str(slow))
+                if slow["wrong"]:
+                    say(log)
+                row |= {k: v for k, v in slow.items() if k != "wrong"}
+                row["right"] = row["right"] and not slow["wrong"]
+                found.append(slow)
+        finally:
+            kafka.stop()
+    return [{**row, "rounds": found}]
+
+
+@contextlib.contextmanager
+def fleet(
+    folder: Path, bootstrap: str, topic: str, setup: Setup, **more: str
+) -> Iterator[tuple[list[Launched], Any, str]]:
+    """Topics, and workers with a folder each; gives them, their meter and their prefix."""
+    prefix = f"{folder.name}-"
+    folder.mkdir()
+    made = [prefix + t for t in ALL_OUTPUTS]
+    asyncio.run(outputs.make(bootstrap, made, stamped=True, partitions=setup.partitions))
+    launches = []
+    for number in range(setup.workers):
+        place = folder / f"w{number}"
+        place.mkdir()
+        job = Job(folder=place, bootstrap=bootstrap, topic=topic, prefix=prefix)
+        launches.append((path_job(job, setup, **more), place / "process.log"))
+    with launched(launches) as (running, meter):
+        yield running, meter, prefix
+
+
+def _round(folder: Path, bootstrap: str, expected: Expected, setup: Setup) -> tuple[dict[str, Any], str]:
+    """All input at once; the clock starts when every worker has its partitions."""
+    settled = Settled(setup.workers)
+    with (
+        fleet(folder, bootstrap, "bench-input", setup) as (running, meter, prefix),
+        tqdm(total=expected.events, desc="path", unit="event", disable=None, leave=False) as bar,
+    ):
+        stuck = asyncio.run(
+            outputs.await_progress(
+                bootstrap,
+                f"{prefix}headrace",
+                "bench-input",
+                expected.events,
+                lambda: settled.look(running),
+                bar.update,
+            )
+        )
+    outcome = asyncio.run(outputs.judge(bootstrap, prefix, expected, results=True, partitions=setup.partitions))
+    asyncio.run(outputs.drop(bootstrap, prefix))
+    if stuck:
+        outcome.wrong.insert(0, stuck)
+    if not settled.since and not stuck:
+        outcome.wrong.append("input ended before all workers had partitions: give more events")
+    result = ingest.measured(outcome, expected.events, meter, running, settled.since if setup.workers > 1 else 0.0)
+    return result, "\n".join(each.complaints() for each in running)
+
+
+class Settled:
+    """Since when every worker has partitions."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.since = 0.0
+        self._starts = 0
+
+    def look(self, running: list[Launched]) -> bool:
+        """Notes it; gives whether all still run."""
+        said = [each.said() for each in running]
+        starts = sum(text.count(READY) for text in said)
+        if starts != self._starts:
+            self._starts = starts
+            ready = all(READY in text and NOTHING not in text.rsplit("\n", 2)[-2] for text in said)
+            self.since = time.time() if ready else 0.0
+        return all(each.alive() for each in running)
+
+
+def wait_ready(running: list[Launched], times: int = 1) -> float:
+    """Waits until each worker said `times` times that it is ready; gives the moment.
+
+    Raises:
+        RuntimeError: one ended, or isn't ready in a minute.
+    """
+    deadline = time.monotonic() + START_S
+    while not all(each.said().count(READY) >= times for each in running):
+        if time.monotonic() > deadline or not all(each.alive() for each in running):
+            raise RuntimeError("\n".join(each.complaints() for each in running))
+        time.sleep(0.02)  # another process's log is polled: there is nothing to wait on
+    return time.time()
+
+
+def _latency(folder: Path, bootstrap: str, rate: int, setup: Setup) -> tuple[dict[str, Any], str]:
+    topic = f"{folder.name}-input"
+    asyncio.run(outputs.make(bootstrap, [topic], stamped=True, partitions=setup.partitions))
+    with fleet(folder, bootstrap, topic, setup) as (running, meter, prefix):
+        wait_ready(running)
+        results = latency.Results(bootstrap, prefix + outputs.RESULTS, setup.partitions, folder / "seen.txt")
+        with results:
+            begun = time.time()
+            expected = asyncio.run(latency.feed(bootstrap, topic, rate, setup.seconds, setup.partitions))
+            stuck = asyncio.run(
+                outputs.await_progress(
+                    bootstrap, f"{prefix}headrace", topic, expected.events, lambda: all(r.alive() for r in running)
+                )
+            )
+            ended = time.time()
+            results.wait_quiet()
+    outcome = asyncio.run(outputs.judge(bootstrap, prefix, expected, results=True, partitions=setup.partitions))
+    found = asyncio.run(latency.measure(bootstrap, topic, prefix + outputs.RESULTS, setup.partitions, results.seen()))
+    asyncio.run(outputs.drop(bootstrap, prefix))
+    cpu = meter.cpu_between(begun, ended) / expected.events * 1e6
+    wrong = [stuck] if stuck else []
+    return (
+        {"rate": rate, **found, "cpu_us_per_event_at_rate": round(cpu, 1), "wrong": wrong + outcome.wrong},
+        "\n".join(each.complaints() for each in running),
+    )
