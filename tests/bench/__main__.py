@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench import ingest, path
+from tests.bench import ids, ingest, path, restore
 from tests.bench.contestants import CONTESTANTS
 from tests.bench.data import PARTITIONS
 
@@ -59,11 +59,24 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--seconds", type=at_least(10), default=30, help="length of the latency run")
     mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
     common(mode, rounds=3)
+    mode = modes.add_parser("ids", help="CPU per event, memory and disk with few and many ids in the table (long)")
+    mode.set_defaults(run=run_ids)
+    mode.add_argument("--ids", type=sizes, default=[100_000, 10_000_000], help="table sizes, comma-separated")
+    mode.add_argument("--probe", type=at_least(2000), default=ids.PROBE, help="events that are measured at each size")
+    files(mode)
+    mode = modes.add_parser("restore", help="restart with and without state on disk, takeover by a standby (long)")
+    mode.set_defaults(run=run_restore)
+    mode.add_argument("--ids", type=at_least(1000), default=5_000_000, help="entries in the state")
+    files(mode)
     return parser
 
 
 def common(mode: argparse.ArgumentParser, rounds: int) -> None:
     mode.add_argument("--rounds", type=at_least(1), default=rounds, help="figures are the medians over them")
+    files(mode)
+
+
+def files(mode: argparse.ArgumentParser) -> None:
     mode.add_argument("--json", type=Path, help=f"file for the figures: a list of {', '.join(KEYS)}")
     mode.add_argument("--details", type=Path, help="file for what every round showed")
 
@@ -74,6 +87,10 @@ def contestants(text: str) -> list[str]:
     if unknown or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"takes each of {', '.join(CONTESTANTS)} at most once")
     return names
+
+
+def sizes(text: str) -> list[int]:
+    return [at_least(1000)(part) for part in text.split(",")]
 
 
 def at_least(least: int) -> Any:
@@ -107,6 +124,30 @@ def run_path(given: argparse.Namespace) -> list[dict[str, Any]]:
             f"at {row['rate']} events/s, raw append to result visible (read committed): p50 {row['p50_ms']} ms, "
             f"p99 {row['p99_ms']} ms; to its append: p50 {row['append_p50_ms']} ms, p99 {row['append_p99_ms']} ms"
         )
+    return rows
+
+
+def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = ids.run(given.ids, say, given.probe)
+    write(given, rows, more=ids.MORE)
+    say(f"\n{'ids':>12}{'events/s':>10}{'CPU us/event':>14}{'to first':>10}{'peak MB':>9}{'disk MB':>9}{'right':>7}")
+    for row in rows:
+        say(
+            f"{row['ids']:>12}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}{row['cpu_ratio']:>10}"
+            f"{row['peak_rss_mb']:>9.0f}{row['disk_mb']:>9.0f}{'yes' if row['right'] else 'NO':>7}"
+        )
+        if row["wrong"]:
+            say(f"wrong: {'; '.join(row['wrong'])}")
+    return rows
+
+
+def run_restore(given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = restore.run(given.ids, say)
+    write(given, rows, more=restore.MORE)
+    for row in rows:
+        say(f"restore: {', '.join(f'{what} {row[what]}' for what in restore.MORE)}")
+        if row["wrong"]:
+            say(f"wrong: {'; '.join(row['wrong'])}")
     return rows
 
 

@@ -117,10 +117,14 @@ def _peer(name: str, *more: str) -> Callable[[Job, Say], Launch]:
     return launch
 
 
-def _kstreams(job: Job, say: Say) -> Launch:
-    group = f"{job.prefix}bench"
-    command = [*java_program(say), "bench.Ingest", job.bootstrap, job.topic, job.prefix, group, str(job.folder)]
-    return Launch(command=command, group=group, env={})
+def _kstreams(commit_ms: int) -> Callable[[Job, Say], Launch]:
+    def launch(job: Job, say: Say) -> Launch:
+        group = f"{job.prefix}bench"
+        places = [job.bootstrap, job.topic, job.prefix, group, str(job.folder)]
+        command = [*java_program(say), "bench.Ingest", *places, str(commit_ms)]
+        return Launch(command=command, group=group, env={})
+
+    return launch
 
 
 CONTESTANTS: dict[str, Contestant] = {
@@ -131,7 +135,12 @@ CONTESTANTS: dict[str, Contestant] = {
     ),
     "faststream": Contestant(launch=_peer("faststream"), what="FastStream, batches: ids in memory, at-least-once"),
     "quix": Contestant(launch=_peer("quix", "folder"), what="Quix Streams, RocksDB state: exactly once", share=4),
-    "kstreams": Contestant(launch=_kstreams, what="Kafka Streams, RocksDB store: exactly_once_v2"),
+    "kstreams": Contestant(
+        launch=_kstreams(100), what="Kafka Streams, RocksDB store: exactly_once_v2, its commit interval of 100 ms"
+    ),
+    "kstreams-1s": Contestant(
+        launch=_kstreams(1000), what="the same with a commit each second: faster, and readers see nothing for so long"
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiokafka
 from aiokafka.partitioner import murmur2
 
-__all__ = ["NOISE", "PARTITIONS", "Expected", "appender", "placed", "preload", "records"]
+__all__ = ["NOISE", "PARTITIONS", "USERS", "Expected", "appender", "placed", "preload", "records"]
 
 PARTITIONS = 4
 NOISE = ("heartbeat", "debug")

@@ -17,7 +17,7 @@ from tests.bench.contestants import ROOT
 from tests.bench.data import Expected, appender, placed, records
 from tests.bench.reader import READY
 
-__all__ = ["Results", "feed", "measure", "percentile"]
+__all__ = ["Results", "feed", "measure", "percentile", "sources"]
 
 TICK_S = 0.02
 """Events of 20 ms are one record batch a partition, as a producer with a small linger makes them."""
@@ -120,7 +120,7 @@ async def feed(bootstrap: str, topic: str, rate: int, seconds: float, partitions
 
 async def measure(
     bootstrap: str, raw: str, results: str, partitions: int, seen: dict[Place, float], warm_s: float = WARM_S
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """From the broker's append of the raw event to that of its result, and to when the reader saw it; ms."""
     appended = {place: stamp for place, stamp, _ in await _read(bootstrap, raw, partitions)}
     first = min(appended.values()) + warm_s * 1000
@@ -143,10 +143,16 @@ async def measure(
     }  # fmt: skip
 
 
-def percentile(values: list[float] | list[int], percent: int) -> float:
-    """The smallest value that so many percent don't exceed; nan of nothing."""
+async def sources(bootstrap: str, results: str, partitions: int) -> list[tuple[Place, int]]:
+    """The place of every result, and the input partition of its event."""
+    decode = msgspec.json.Decoder(FromResult).decode
+    return [(place, decode(value).source.partition) for place, _, value in await _read(bootstrap, results, partitions)]
+
+
+def percentile(values: list[float] | list[int], percent: int) -> float | None:
+    """The smallest value that so many percent don't exceed; None of nothing."""
     if not values:
-        return float("nan")
+        return None
     ordered = sorted(values)
     return round(float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)]), 1)
 

@@ -14,7 +14,7 @@ from aiokafka.structs import TopicPartition
 
 from tests.bench.data import PARTITIONS, Expected
 
-__all__ = ["OUTPUTS", "RESULTS", "Bar", "Outcome", "await_progress", "drop", "judge", "make", "no_bar"]
+__all__ = ["OUTPUTS", "PARTITIONS", "RESULTS", "Bar", "Outcome", "await_progress", "drop", "judge", "make", "no_bar"]
 
 OUTPUTS = ("clean-events", "sink-noise", "dead-letter")
 RESULTS = "ai-results"

@@ -190,7 +190,7 @@ class Settled:
         starts = sum(text.count(READY) for text in said)
         if starts != self._starts:
             self._starts = starts
-            ready = all(READY in text and NOTHING not in text.rsplit("\n", 2)[-2] for text in said)
+            ready = all(READY in text and not text[text.rindex(READY) :].startswith(NOTHING) for text in said)
             self.since = time.time() if ready else 0.0
         return all(each.alive() for each in running)
 

@@ -30,7 +30,7 @@ import org.rocksdb.Options;
 /**
  * The same ingest on Kafka Streams: exactly_once_v2, ids in a RocksDB store with a changelog topic.
  *
- * <p>Arguments: BOOTSTRAP INPUT PREFIX APPLICATION_ID FOLDER
+ * <p>Arguments: BOOTSTRAP INPUT PREFIX APPLICATION_ID FOLDER COMMIT_INTERVAL_MS
  */
 public final class Ingest {
   private static final Set<String> NOISE = Set.of("heartbeat", "debug");
@@ -122,7 +122,7 @@ public final class Ingest {
     settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
     settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);
     settings.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, 1);
-    settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, Integer.getInteger("commit", 100));
+    settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, Integer.parseInt(args[5]));
     settings.put(StreamsConfig.ROCKSDB_CONFIG_SETTER_CLASS_CONFIG, RocksSettings.class);
     settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.ByteArraySerde.class);
     settings.put(StreamsConfig.DEFAULT_VALUE_SERDE_CLASS_CONFIG, Serdes.ByteArraySerde.class);
@@ -130,6 +130,7 @@ public final class Ingest {
     settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.MAX_POLL_RECORDS_CONFIG), 5000);
     settings.put(StreamsConfig.consumerPrefix(ConsumerConfig.CHECK_CRCS_CONFIG), false);
     settings.put(StreamsConfig.producerPrefix(ProducerConfig.BATCH_SIZE_CONFIG), 512 << 10);
+    // 100 ms is what Kafka Streams takes itself with exactly_once_v2.
     settings.put(StreamsConfig.producerPrefix(ProducerConfig.LINGER_MS_CONFIG), 100);
     settings.put(StreamsConfig.producerPrefix(ProducerConfig.BUFFER_MEMORY_CONFIG), 64 << 20);
 
