@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench import ids, ingest, path, restore
+from tests.bench import ids, ingest, path, restore, steady
 from tests.bench.contestants import CONTESTANTS
 from tests.bench.data import PARTITIONS
 
@@ -67,6 +67,14 @@ def arguments() -> argparse.ArgumentParser:
     mode = modes.add_parser("restore", help="restart with and without state on disk, takeover by a standby (long)")
     mode.set_defaults(run=run_restore)
     mode.add_argument("--ids", type=at_least(1000), default=5_000_000, help="entries in the state")
+    files(mode)
+    mode = modes.add_parser("steady", help="the same load for long: memory, state, lag and file handles (long)")
+    mode.set_defaults(run=run_steady)
+    mode.add_argument("--rate", type=at_least(10), default=8000, help="events/s; a third of the top rate is meant")
+    mode.add_argument("--minutes", type=float, default=60.0)
+    mode.add_argument("--every", type=float, default=10.0, help="seconds between samples")
+    mode.add_argument("--horizon", type=float, default=600.0, help="ingest.dedup_horizon_s: state is level after it")
+    mode.add_argument("--workers", type=at_least(1), default=1)
     files(mode)
     return parser
 
@@ -146,6 +154,20 @@ def run_restore(given: argparse.Namespace) -> list[dict[str, Any]]:
     write(given, rows, more=restore.MORE)
     for row in rows:
         say(f"restore: {', '.join(f'{what} {row[what]}' for what in restore.MORE)}")
+        if row["wrong"]:
+            say(f"wrong: {'; '.join(row['wrong'])}")
+    return rows
+
+
+def run_steady(given: argparse.Namespace) -> list[dict[str, Any]]:
+    setup = path.Setup(workers=given.workers)
+    rows = steady.run(given.rate, given.minutes, given.every, given.horizon, setup, say)
+    write(given, rows, more=steady.MORE)
+    for row in rows:
+        say(f"\n{row['events']} events, {row['events_per_s']}/s, {'right' if row['right'] else 'WRONG'}")
+        say(f"{'':14}{'first':>10}{'last':>10}{'max':>10}{'an hour':>10}")
+        for what, found in row["trends"].items():
+            say(f"{what:14}" + "".join(f"{found.get(key, ''):>10}" for key in ("first", "last", "max", "slope_per_h")))
         if row["wrong"]:
             say(f"wrong: {'; '.join(row['wrong'])}")
     return rows
