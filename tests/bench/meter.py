@@ -30,20 +30,26 @@ class Meter(threading.Thread):
         """Of each process (by root): the kernel's VmHWM."""
         self._ended = threading.Event()
 
+    def start(self) -> None:
+        """Takes the first sample at once."""
+        self._sample([[root] for root in self.roots])
+        super().start()
+
     def run(self) -> None:
-        ticks = 0
+        ticks, last = 0, False
         families: list[list[psutil.Process]] = [[root] for root in self.roots]
-        while True:
+        while not last:
             last = self._ended.wait(EVERY_S)
             if ticks % FAMILY_EVERY == 0 or last:
                 families = [self._family(root, was) for root, was in zip(self.roots, families, strict=True)]
                 self._note_peaks(families)
             ticks += 1
-            used = sum(_cpu_s(process) for family in families for process in family)
-            self.times.append(time.time())
-            self.cpu.append(max(used, self.cpu[-1] if self.cpu else 0.0))
-            if last:
-                return
+            self._sample(families)
+
+    def _sample(self, families: list[list[psutil.Process]]) -> None:
+        used = sum(_cpu_s(process) for family in families for process in family)
+        self.times.append(time.time())
+        self.cpu.append(max(used, self.cpu[-1] if self.cpu else 0.0))
 
     def _family(self, root: psutil.Process, was: list[psutil.Process]) -> list[psutil.Process]:
         try:

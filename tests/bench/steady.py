@@ -54,8 +54,9 @@ def run(
     wrong = load.wrong
     if wrong:
         say(log)
+    seconds = max(1.0, load.fed_until - load.fed_from)
     row = {
-        "name": "ours", "events": load.sent, "events_per_s": round(load.sent / max(1.0, load.fed_until - load.fed_from)), "rate": rate,
+        "name": "ours", "events": load.sent, "events_per_s": round(load.sent / seconds), "rate": rate,
         "cpu_us_per_event": round(meter.cpu_between(load.fed_from, load.fed_until) / max(1, load.sent) * 1e6, 2),
         "peak_rss_mb": round(meter.largest_rss_mb, 1), "right": not wrong, "wrong": wrong, "minutes": minutes,
         "trends": trends, "samples": load.samples,
