@@ -44,8 +44,8 @@ typecheck: $(STAMP) ## mypy --strict
 chaos: $(STAMP) ## kill and zombie runs at full size (200,000 events; about 8 minutes)
 	@$(BIN)/python -m tests.fault.chaos $(ARGS)
 
-bench: $(STAMP) ## ingest against a hand-written aiokafka loop and plain Faust
-	@$(BIN)/python -m tests.bench ingest $(ARGS)
+bench: $(STAMP) ## ingest beside six others, then the whole path; one table (about 12 minutes)
+	@$(BIN)/python -m tests.bench all $(ARGS)
 
 image: ## the container image (needs Docker)
 	@docker build -t headrace .

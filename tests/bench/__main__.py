@@ -59,6 +59,7 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--seconds", type=at_least(10), default=30, help="length of the latency run")
     mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
     common(mode, rounds=3)
+    add_all(modes)
     mode = modes.add_parser("ids", help="CPU per event, memory and disk with few and many ids in the table (long)")
     mode.set_defaults(run=run_ids)
     mode.add_argument("--ids", type=sizes, default=[100_000, 10_000_000], help="table sizes, comma-separated")
@@ -77,6 +78,14 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--workers", type=at_least(1), default=1)
     files(mode)
     return parser
+
+
+def add_all(modes: Any) -> None:
+    mode = modes.add_parser("all", help="ingest with all contestants, then the whole path, in one table")
+    mode.set_defaults(run=run_all, contestants=list(CONTESTANTS), same=False, partitions=PARTITIONS)
+    mode.set_defaults(workers=2, rate=0, seconds=30, no_windows=False)
+    mode.add_argument("--events", type=at_least(2000), default=500_000, help="a slow contestant gets a part of them")
+    common(mode, rounds=3)
 
 
 def common(mode: argparse.ArgumentParser, rounds: int) -> None:
@@ -112,27 +121,49 @@ def at_least(least: int) -> Any:
 
 
 def run_ingest(given: argparse.Namespace) -> list[dict[str, Any]]:
-    names = ingest.available(given.contestants, say)
-    rows = ingest.summary(ingest.run(names, given.events, given.rounds, say, given.same), given.events, given.same)
+    rows = measure_ingest(given)
     write(given, rows)
     show(rows)
     return rows
 
 
 def run_path(given: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = measure_path(given)
+    write(given, rows, more=path.MORE)
+    show(rows)
+    show_latency(rows)
+    return rows
+
+
+def run_all(given: argparse.Namespace) -> list[dict[str, Any]]:
+    whole = [{**row, "name": "path"} for row in measure_path(given)]
+    rows = [*measure_ingest(given), *whole]
+    write(given, rows)
+    show(rows)
+    show_latency(whole)
+    return rows
+
+
+def measure_ingest(given: argparse.Namespace) -> list[dict[str, Any]]:
+    names = ingest.available(given.contestants, say)
+    return ingest.summary(ingest.run(names, given.events, given.rounds, say, given.same), given.events, given.same)
+
+
+def measure_path(given: argparse.Namespace) -> list[dict[str, Any]]:
     setup = path.Setup(
         workers=given.workers, partitions=given.partitions, windows=not given.no_windows, seconds=given.seconds,
         rate=given.rate,
     )  # fmt: skip
-    rows = path.run(given.events, given.rounds, setup, say)
-    write(given, rows, more=path.MORE)
-    show(rows)
+    return path.run(given.events, given.rounds, setup, say)
+
+
+def show_latency(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         say(
-            f"at {row['rate']} events/s, raw append to result visible (read committed): p50 {row['p50_ms']} ms, "
-            f"p99 {row['p99_ms']} ms; to its append: p50 {row['append_p50_ms']} ms, p99 {row['append_p99_ms']} ms"
+            f"whole path, {row['workers']} workers, at {row['rate']} events/s: from the raw event's append until its result "
+            f"is visible (read committed) p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms; until the result's append p50 "
+            f"{row['append_p50_ms']} ms, p99 {row['append_p99_ms']} ms"
         )
-    return rows
 
 
 def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -196,7 +227,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         wrong = [f"round {n}: {'; '.join(r['wrong'])}" for n, r in enumerate(row["rounds"], 1) if r["wrong"]]
         if wrong:
             say(f"{row['name']} is wrong: {'; '.join(wrong)}")
-    most = max(row["events"] for row in rows)
+    most = max((row["events"] for row in rows), default=0)
     fewer = [row["name"] for row in rows if row["events"] < most]
     if fewer:
         say(f"{', '.join(fewer)}: slow, and get a part of the events (--same gives them all)")

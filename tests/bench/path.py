@@ -115,7 +115,8 @@ def run(count: int, rounds: int, setup: Setup, say: Say) -> list[dict[str, Any]]
             row: dict[str, Any] = {"name": "ours", "events": count, "workers": setup.workers}
             row |= {what: median(r[what] for r in good) for what in ingest.FIGURES}
             row["right"] = all(r["right"] for r in found)
-            rate = setup.rate or int(row["events_per_s"] / 2)
+            rate = row["rate"] = setup.rate or int(row["events_per_s"] / 2)
+            row |= dict.fromkeys(MORE[2:])
             if rate:
                 say(f"latency at {rate} events/s for {setup.seconds} s")
                 slow, log = _latency(folder / "latency", kafka.bootstrap, rate, setup)
