@@ -59,6 +59,7 @@ class Ingest:
         self.tasked = bool(settings.tasks)
         self.expiry = Expiry(SEEN, self.horizon_ms)
         self._only = next(iter(sources.values())) if not hop else None
+        self._noise_of = {name: self.noise.of(name) for name in sources}
         self._prefixes: dict[tuple[str, int], bytes] = {}
 
     def decide(self, batch: Batch) -> None:
@@ -122,7 +123,7 @@ class Ingest:
         headers: Own = [("headrace.origin", prefix + b"%d" % record.offset), ("headrace.event-id", key)]
         if source.types and event.event_type not in source.types:
             return self._drop(out, record, event, headers, "filtered", "source-types")
-        rule = self.noise.match(event, source.name)
+        rule = self._noise_of[source.name](event)
         if rule is not None:
             return self._drop(out, record, event, headers, "noise", rule)
         self._pass_on(out, self.clean, record, event, headers)

@@ -1,6 +1,7 @@
 """Shapes of the hot path: what a source makes of a record, and what is passed between stages (msgspec)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -20,6 +21,9 @@ class Record(Protocol):
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+NO_FIELDS: Mapping[str, object] = MappingProxyType({})
 
 
 class Received(msgspec.Struct, gc=False):
@@ -48,7 +52,7 @@ class Event(msgspec.Struct, gc=False):
     trace_id: str = ""
     text: str = ""
     """What a model is asked about; empty when no task needs it. Always valid Unicode (no lone surrogates)."""
-    fields: dict[str, object] = msgspec.field(default_factory=dict)
+    fields: Mapping[str, object] = NO_FIELDS
     """Values at the paths that rules ask for (see `app.logic.rules.Condition`)."""
 
 

@@ -257,6 +257,10 @@ class NoiseRules:
             for source in settings.sources
         }
 
+    def of(self, source_name: str) -> Callable[[Event], str | None]:
+        """For events of a source: the name of the first rule that holds, or None."""
+        return self._by_source[source_name].first
+
     def match(self, event: Event, source_name: str) -> str | None:
         """The name of the first rule that holds, or None."""
         rules = self._by_source.get(source_name)
