@@ -11,26 +11,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import SettingsError
-from app.settings_base import Name, Section
+from app.settings_base import Condition, Name, Section
 from app.settings_llm import BreakerSettings, LlmSettings, ProviderSettings
+from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
+    "AggregateSettings",
     "BreakerSettings",
     "CategorySettings",
     "ClassifySettings",
     "Condition",
     "DeliverySettings",
     "IngestSettings",
+    "IntentRule",
     "KafkaSettings",
     "LightSettings",
     "LlmSettings",
@@ -42,6 +39,7 @@ __all__ = [
     "TaskRule",
     "TaskSettings",
     "WebSettings",
+    "WindowsSettings",
     "load",
 ]
 
@@ -154,33 +152,6 @@ class IngestSettings(Section):
     )
 
 
-class Condition(Section):
-    """A test on one field of an event; used by noise rules and task rules."""
-
-    field: str = Field(
-        "text",
-        min_length=1,
-        description="event_type, event_id, source_system, entity, text, or a JMESPath into the document "
-        "(`payload.level`; for text sources the names of the pattern).",
-    )
-    op: Literal[
-        "equals",
-        "not_equals",
-        "in",
-        "not_in",
-        "matches",
-        "contains",
-        "prefix",
-        "suffix",
-        "less",
-        "greater",
-        "exists",
-        "missing",
-    ] = Field("equals", description="matches: a regular expression, searched.")
-    value: str | int | float | bool | list[str | int | float] | None = Field(None, description="What is compared with.")
-    ignore_case: bool = Field(True, description="For matches, contains, prefix and suffix.")
-
-
 class NoiseRule(Section):
     """Events that meet all conditions go to `sink-noise` and no further."""
 
@@ -276,6 +247,16 @@ class TaskSettings(Section):
     name: Name
     sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
     types: list[str] = Field(default_factory=list, description="Event types; empty: all.")
+    input: Literal["events", "windows"] = Field(
+        "events",
+        description="windows: closed windows that no intent rule gave a result are asked about, their sequence as text.",
+    )
+    aggregates: list[Name] = Field(
+        default_factory=list, description="With input windows: the aggregates whose windows it takes; empty: all."
+    )
+    min_events: int = Field(
+        1, ge=1, description="With input windows: windows of fewer events are nobody's, so that they cost nothing."
+    )
     instruction: str = Field(
         "Classify each message by what it is about.", description="First line of the deep model's prompt."
     )
@@ -291,9 +272,15 @@ class TaskSettings(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         ids = [c.id for c in self.categories]
+        if self.input == "events" and (self.aggregates or self.min_events != 1):
+            raise ValueError(f"task {self.name}, aggregates and min_events: only with input windows")
         if len(set(ids)) != len(ids):
             raise ValueError(f"task {self.name}: category ids must differ, given {ids}")
         for rule in self.rules:
+            if self.input == "windows":
+                raise ValueError(
+                    f"task {self.name}, rules: a task with input windows has none; write [[intents]] with task and category"
+                )
             if rule.tier == "rule" and rule.category not in ids:
                 raise ValueError(
                     f"task {self.name}, rule {rule.name}: category {rule.category!r} isn't one of {', '.join(ids)}"
@@ -390,6 +377,9 @@ class Settings(BaseSettings):
     noise: list[NoiseRule] = Field(default_factory=list)
     marks: list[MarkRule] = Field(default_factory=list)
     tasks: list[TaskSettings] = Field(default_factory=list)
+    windows: WindowsSettings = WindowsSettings()
+    aggregates: list[AggregateSettings] = Field(default_factory=list)
+    intents: list[IntentRule] = Field(default_factory=list)
     light: LightSettings = LightSettings()
     llm: LlmSettings = LlmSettings()
     classify: ClassifySettings = ClassifySettings()
@@ -414,6 +404,8 @@ class Settings(BaseSettings):
             ("noise", [n.name for n in self.noise]),
             ("marks", [m.name for m in self.marks]),
             ("tasks", [t.name for t in self.tasks]),
+            ("aggregates", [a.name for a in self.aggregates]),
+            ("intents", [i.name for i in self.intents]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: names must differ, given {', '.join(names)}")
@@ -421,14 +413,17 @@ class Settings(BaseSettings):
         if len(set(topics)) != len(topics):
             raise ValueError(f"sources: each topic may be read by one source, given {', '.join(topics)}")
         known = {s.name for s in self.sources}
-        rules: list[NoiseRule | MarkRule | TaskSettings | ProviderSettings] = [
-            *self.noise, *self.marks, *self.tasks, *self.llm.chain(),
+        rules: list[NoiseRule | MarkRule | TaskSettings | ProviderSettings | AggregateSettings] = [
+            *self.noise, *self.marks, *self.tasks, *self.llm.chain(), *self.aggregates,
         ]  # fmt: skip
         for rule in rules:
             for name in rule.sources:
                 if name not in known:
                     raise ValueError(f"{rule.name}: source {name!r} isn't declared; there are {', '.join(known)}")
         self._check_providers()
+        categories = {t.name: {c.id for c in t.categories} for t in self.tasks if t.input == "windows"}
+        asked = {t.name: t.aggregates for t in self.tasks if t.input == "windows"}
+        check_windows(self.aggregates, self.intents, categories, asked)
         return self
 
     def _check_providers(self) -> None:
@@ -467,6 +462,9 @@ def load(path: Path | None = None) -> Settings:
     if chosen is not None:
         given = _read(chosen)
         _refuse_secrets(given, chosen)
+        if "sources" in given or "aggregates" in given:
+            # The built-in aggregates are of the built-in source, the built-in intents of those aggregates.
+            tree.update({name: [] for name in ("aggregates", "intents")})
         tree.update(given)
     _refuse_unknown_environment()
     try:

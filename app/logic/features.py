@@ -1,0 +1,140 @@
+"""Features of a window: how a value is added to a state, how two states make one, and what is shown. Pure.
+
+States are plain msgpack values; None stands for no value. States of one hop are added to in the order of the
+partition, those of a window merged in the order of its hops, so that sums of floats come out the same every time.
+"""
+
+import hashlib
+from bisect import bisect_left
+from math import isfinite
+from typing import Any, Protocol, assert_never
+
+from app.settings_windows import FeatureSettings
+from app.sources.paths import as_text
+
+__all__ = ["Feature", "as_number", "compile_feature"]
+
+HASHES = 1 << 63
+
+
+class Feature(Protocol):
+    """One kind of feature."""
+
+    name: str
+
+    def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
+        """The state with one more value."""
+
+    def merge(self, state: Any, more: Any) -> Any:
+        """Two states as one; neither is None."""
+
+    def show(self, state: Any) -> int | float | None:
+        """The number."""
+
+    def estimated(self, state: Any) -> bool:
+        """Whether it is an estimate."""
+
+
+def compile_feature(settings: FeatureSettings) -> Feature:
+    """The feature of a kind."""
+    kind = settings.kind
+    if kind == "sum" or kind == "min" or kind == "max":
+        return _Number(settings.name, kind)
+    if kind == "first" or kind == "last":
+        return _Place(settings.name, kind == "last")
+    if kind == "distinct":
+        return _Distinct(settings.name, settings.limit)
+    assert_never(kind)
+
+
+def as_number(value: object) -> int | float | None:
+    """A finite number, also when it is written as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = value if isinstance(value, int | float) else float(value)
+        return number if isfinite(number) and abs(number) < HASHES else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _add(mine: Any, more: Any) -> Any:
+    total = mine + more
+    return total if isinstance(total, float) or abs(total) < HASHES else float(total)
+
+
+class _Number:
+    """sum, min, max."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name = name
+        self.merge = {"sum": _add, "min": min, "max": max}[kind]
+
+    def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
+        number = as_number(value)
+        if number is None:
+            return state
+        return number if state is None else self.merge(state, number)
+
+    def show(self, state: Any) -> int | float | None:
+        return state if state is None or isfinite(state) else None
+
+    def estimated(self, state: Any) -> bool:
+        return False
+
+
+class _Place:
+    """first, last: by event time, then offset. The state is [event time, offset, number]."""
+
+    def __init__(self, name: str, last: bool) -> None:
+        self.name, self.last = name, last
+
+    def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
+        number = as_number(value)
+        if number is None:
+            return state
+        return [at_ms, offset, number] if state is None else self.merge(state, [at_ms, offset, number])
+
+    def merge(self, state: Any, more: Any) -> Any:
+        return more if (more[:2] > state[:2]) is self.last else state
+
+    def show(self, state: Any) -> int | float | None:
+        return None if state is None else state[2]
+
+    def estimated(self, state: Any) -> bool:
+        return False
+
+
+class _Distinct:
+    """How many different values: the smallest `limit` + 1 hashes, sorted.
+
+    Exact while there are no more than `limit`; above it the estimate of k minimum values (Bar-Yossef et al. 2002). The
+    state is bounded, and the same in whatever order values come.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name, self.limit = name, limit
+
+    def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
+        digest = hashlib.blake2b(as_text(value).encode(), digest_size=8).digest()
+        mark = int.from_bytes(digest, "big") >> 1
+        if state is None:
+            return [mark]
+        if len(state) > self.limit and mark >= state[-1]:
+            return state
+        place = bisect_left(state, mark)
+        if place == len(state) or state[place] != mark:
+            state.insert(place, mark)
+            del state[self.limit + 1 :]
+        return state
+
+    def merge(self, state: Any, more: Any) -> Any:
+        return sorted({*state, *more})[: self.limit + 1]
+
+    def show(self, state: Any) -> int | float | None:
+        if state is None:
+            return 0
+        return round(self.limit * HASHES / max(1, state[self.limit])) if self.estimated(state) else len(state)
+
+    def estimated(self, state: Any) -> bool:
+        return state is not None and len(state) > self.limit

@@ -1,0 +1,135 @@
+"""Intent rules over a window: compiled once, evaluated on its sum. Pure.
+
+A rule sees counts, features and labels, never an event's text, unless the settings made that a label.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.logic.aggregates import Aggregate, Item, Segment
+from app.settings_windows import IntentRule, WindowCondition
+
+__all__ = ["Intent", "Intents", "compile_intents", "rendered"]
+
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """One rule."""
+
+    rule: IntentRule
+    steps: tuple[frozenset[str], ...]
+    """The sequence, one set of labels for each event that is wanted."""
+    features: dict[str, int]
+    """Place of each feature in the aggregate."""
+
+    def holds(self, aggregate: Aggregate, window: Segment) -> bool:
+        """Whether the window, or what it holds so far, meets the rule."""
+        for condition in self.rule.when:
+            number = self._number(condition, aggregate, window)
+            if number is None:
+                return False
+            if condition.at_least is not None and number < condition.at_least:
+                return False
+            if condition.at_most is not None and number > condition.at_most:
+                return False
+        if not self.steps:
+            return True
+        if window.events < len(self.steps):
+            return False
+        within_ms = None if self.rule.within_s is None else self.rule.within_s * 1000
+        return found_in_order(self.steps, window.sequence, within_ms)
+
+    def _number(self, condition: WindowCondition, aggregate: Aggregate, window: Segment) -> int | float | None:
+        if condition.count == ALL:
+            return window.events
+        if condition.count:
+            return window.counts.get(condition.count, 0)
+        place = self.features[condition.feature]
+        return aggregate.features[place].show(window.features[place])
+
+
+def found_in_order(steps: Sequence[frozenset[str]], sequence: Iterable[Item], within_ms: float | None) -> bool:
+    """Whether events of these labels lie in this order, others in between allowed, within a time from first to last."""
+    begun: list[int | None] = [None] * len(steps)
+    """For each step, the latest start of a match up to it: a later start can only make the whole shorter."""
+    last = len(steps) - 1
+    for at_ms, _, label, _ in sequence:
+        for place in range(last, -1, -1):
+            if label not in steps[place]:
+                continue
+            start = at_ms if place == 0 else begun[place - 1]
+            if start is None:
+                continue
+            begun[place] = start
+            if place == last and (within_ms is None or at_ms - start <= within_ms):
+                return True
+    return False
+
+
+class Intents:
+    """The rules of one aggregate, in order, and when an event makes it worth looking at an open window."""
+
+    def __init__(self, aggregate: Aggregate, rules: list[Intent]) -> None:
+        self.aggregate, self.rules = aggregate, rules
+        self.early = [intent for intent in rules if intent.rule.early]
+        self.labels: frozenset[str] = frozenset(
+            label for intent in self.early for step in intent.steps for label in step
+        ) | {c.count for intent in self.early for c in intent.rule.when if c.count and c.count != ALL}
+        """Events of other labels can't complete a rule that names labels."""
+        self.floor = min((_floor(intent, aggregate.panes) for intent in self.early), default=1 << 62)
+        """Rules that count events of any label are looked at from so many events in a pane on."""
+
+    def worth(self, label: str, events: int) -> bool:
+        """Whether an event with this label, the pane's `events`th, may complete a rule."""
+        return label in self.labels or events >= self.floor
+
+    def fired(self, window: Segment, early: bool) -> list[IntentRule]:
+        """The rules that hold, in order."""
+        rules = self.early if early else self.rules
+        return [intent.rule for intent in rules if intent.holds(self.aggregate, window)]
+
+
+def _floor(intent: Intent, panes: int) -> int:
+    """A quarter of an even share: a rule on 100 events in two hops is looked at from 12 events in one of them on."""
+    named = bool(intent.steps) or any(c.count and c.count != ALL for c in intent.rule.when)
+    if named:
+        return 1 << 62
+    wanted = [c.at_least for c in intent.rule.when if c.at_least is not None]
+    return max(1, int(max(wanted, default=1)) // (4 * panes))
+
+
+def compile_intents(rules: list[IntentRule], aggregates: list[Aggregate]) -> dict[str, Intents]:
+    """The rules by aggregate."""
+    found: dict[str, list[Intent]] = defaultdict(list)
+    by_name = {a.name: a for a in aggregates}
+    for rule in rules:
+        aggregate = by_name.get(rule.aggregate)
+        if aggregate is None:
+            continue
+        places = {feature.name: place for place, feature in enumerate(aggregate.features)}
+        steps = [
+            frozenset([step.label] if isinstance(step.label, str) else step.label)
+            for step in rule.sequence
+            for _ in range(step.times)
+        ]
+        found[rule.aggregate].append(Intent(rule, tuple(steps), places))
+    return {a.name: Intents(a, found[a.name]) for a in aggregates}
+
+
+def rendered(aggregate: Aggregate, entity: str, window: Segment) -> str:
+    """A window as text for a model: its counts, its features, then the sequence with seconds from its first event."""
+    span_s = (window.last_ms - window.first_ms) / 1000
+    counts = ", ".join(f"{label} {n}" for label, n in sorted(window.counts.items(), key=lambda each: (-each[1], each[0])))
+    lines = [f"{window.events} events of {entity[:200]} in {span_s:g} s: {counts}"]
+    for feature, state in zip(aggregate.features, window.features, strict=True):
+        lines.append(f"{feature.name}: {feature.show(state)}")
+    if len(window.sequence) < window.events and aggregate.keep:
+        lines.append(f"({window.events - len(window.sequence)} earlier events left out)")
+    lines += [
+        f"+{(at_ms - window.first_ms) / 1000:g} s {label}{' ' + note if note else ''}"
+        for at_ms, _, label, note in window.sequence
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,51 @@
+"""Windows in State: panes, the watermark, and how far windows are closed. In the State of the stage that makes them.
+
+Keys of panes and fired rules begin with the aggregate (8 bytes, of its name and definition), then a time (8 bytes,
+sorts as the time does), then the entity's bytes: what a closing window holds lies side by side.
+"""
+
+import msgspec
+
+from app.delivery.maps import Map
+from app.logic.aggregates import Pane
+
+__all__ = ["CLOSING", "FIRED", "HINTS", "MAPS", "MARK", "PANES", "Closing", "Hint", "Mark"]
+
+
+class Mark(msgspec.Struct, array_like=True, gc=False):
+    """How far event time has come in a partition."""
+
+    high_ms: int = -1
+    """The highest event time that counts; -1: none yet. A watermark is this less an aggregate's grace."""
+    offset: int = -1
+    """The record that brought it there; -1: the clock did, while the partition was idle."""
+
+
+class Closing(msgspec.Struct, array_like=True, gc=False):
+    """How far the windows of one aggregate are closed."""
+
+    id: bytes
+    """Of the definition: panes of another one are removed."""
+    next_ms: int | None = None
+    """Start of the first window that isn't closed; None: none is."""
+    after: bytes | None = None
+    """The last entity whose window with that start is closed; None: none is."""
+    panes: int = 0
+    """Panes in State."""
+
+
+class Hint(msgspec.Struct, array_like=True, gc=False):
+    """What an intent rule said of an entity's next events."""
+
+    until_ms: int
+    """Event time."""
+    rule: str
+
+
+PANES: Map[Pane] = Map("panes", b"p", Pane, help="aggregate, hop, entity -> counts and sequence of that hop")
+CLOSING: Map[Closing] = Map("closing", b"g", Closing, help="aggregate -> how far its windows are closed")
+FIRED: Map[list[str]] = Map("fired", b"f", list[str], help="aggregate, window, entity -> intent rules that fired")
+HINTS: Map[Hint] = Map("hints", b"h", Hint, help="entity -> until when the deep model is asked, and which rule says so")
+MARK: Map[Mark] = Map("watermark", b"m", Mark, help="origin -> highest event time")
+
+MAPS = (PANES, CLOSING, FIRED, HINTS, MARK)
