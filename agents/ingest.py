@@ -11,6 +11,7 @@ from zlib import crc32
 import msgspec
 
 from agents.expiry import Expiry
+from agents.windows import WindowChain, chained
 from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox
@@ -48,8 +49,9 @@ class Ingest:
     """The stage's logic. With `hop` it reads our own rekeyed topic, else a source's topic."""
 
     def __init__(
-        self, settings: Settings, name: str, sources: dict[str, Source], rules: tuple[NoiseRules, TaskRouter], hop: bool
-    ) -> None:
+        self, settings: Settings, name: str, sources: dict[str, Source], rules: tuple[NoiseRules, TaskRouter], hop: bool,
+        topic: str = "",
+    ) -> None:  # fmt: skip
         self.name, self.sources, self.hop = name, sources, hop
         self.noise, self.router = rules
         self.horizon_ms = int(settings.ingest.dedup_horizon_s * 1000)
@@ -61,6 +63,11 @@ class Ingest:
         self._only = next(iter(sources.values())) if not hop else None
         self._noise_of = {name: self.noise.of(name) for name in sources}
         self._prefixes: dict[tuple[str, int], bytes] = {}
+        aggregates = [] if self._only is None else chained(settings, self._only.name)
+        self.windows = WindowChain(settings, aggregates, topic) if aggregates else None
+        self._clean: list[tuple[Record, Event]] = []
+        self._asked: list[tuple[Record, Event, NeedsModel, Source]] = []
+        """Of the batch at hand: what goes on to clean-events, and what no rule decided."""
 
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
@@ -68,6 +75,7 @@ class Ingest:
         good = self._read(batch)
         keys = [event.event_id.encode() for _, _, event, _ in good]
         mine: dict[bytes, int] = {}
+        self._clean, self._asked = [], []
         rows: list[tuple[bytes, bytes]] = []
         outcomes: list[tuple[str, str]] = []
         now_ms, oldest_ms = out.now_ms, out.now_ms - self.horizon_ms
@@ -89,6 +97,9 @@ class Ingest:
             out.put_packed(SEEN, now_ms, batch.records[0].offset, rows)
         for (outcome_name, detail), n in Counter(outcomes).items():
             out.count(outcome_name, detail, n)
+        if self.windows is not None:
+            self.windows.take(batch, self._clean)
+        self._ask(batch)
 
     def _read(self, batch: Batch) -> list[Good]:
         """The valid events; what isn't one is a dead letter, and what must hop is sent on."""
@@ -126,6 +137,8 @@ class Ingest:
         rule = self._noise_of[source.name](event)
         if rule is not None:
             return self._drop(out, record, event, headers, "noise", rule)
+        if self.windows is not None:
+            self._clean.append((record, event))
         self._pass_on(out, self.clean, record, event, headers)
         return self._task(out, record, source, event, key) if self.tasked else ACCEPTED
 
@@ -137,10 +150,21 @@ class Ingest:
             out.latencies.append(("rule", result.latency_ms / 1000))
             return "rule", route.rule
         if type(route) is NeedsModel:
-            request = model_request(record, event, route, self.router.marks(event, source.name))
-            out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
+            self._asked.append((record, event, route, source))
             return "asked", route.task
         return "untasked", ""
+
+    def _ask(self, batch: Batch) -> None:
+        """Sends on what no rule decided. Last, since an intent rule may have something to say about it."""
+        asked, out = self._asked, batch.out
+        said = [""] * len(asked)
+        if self.windows is not None:
+            said = self.windows.deep_rules(batch, [(record, event) for record, event, _, _ in asked])
+        for (record, event, route, source), rule in zip(asked, said, strict=True):
+            request = model_request(record, event, route, self.router.marks(event, source.name))
+            if rule and not request.skip_light:
+                request.skip_light, request.hint = True, rule
+            out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
 
     def _drop(
         self, out: Outbox, record: Record, event: Event, headers: Own, outcome: str, rule: str
@@ -167,18 +191,23 @@ class Ingest:
 
     def tick(self, lane: Lane, now_ms: int) -> None:
         self.expiry.tick(lane, now_ms)
+        if self.windows is not None:
+            self.windows.tick(lane)
 
     def ready(self, lane: Lane) -> None:
-        """Nothing to take up: ingest has no open work."""
+        if self.windows is not None:
+            self.windows.ready(lane)
 
     def closed(self, lane: Lane) -> None:
-        """Nothing runs beside the lane."""
+        if self.windows is not None:
+            self.windows.closed(lane)
 
     def committed(self, lane: Lane) -> None:
-        """Nothing waits for a commit."""
+        if self.windows is not None:
+            self.windows.committed(lane)
 
     def room(self, lane: Lane) -> bool:
-        return True
+        return self.windows is None or self.windows.room(lane)
 
 
 def rule_result(record: Record, event: Event, route: RuleAnswer, now_ms: int) -> Result:
@@ -230,12 +259,14 @@ def declare(app: App) -> None:
 
     sources = {source.name: compiled(source) for source in settings.sources}
     for source in settings.sources:
+        name, topic = f"ingest-{source.name}", settings.source_topic(source)
+        logic = Ingest(settings, name, {source.name: sources[source.name]}, rules, hop=False, topic=topic)
         add_stage(
             app,
-            name=f"ingest-{source.name}",
-            topic=settings.source_topic(source),
-            logic=Ingest(settings, f"ingest-{source.name}", {source.name: sources[source.name]}, rules, hop=False),
-            maps=[SEEN],
+            name=name,
+            topic=topic,
+            logic=logic,
+            maps=[SEEN, *(logic.windows.maps if logic.windows is not None else ())],
             start=source.start,
             help=f"Validates and deduplicates {source.topic}; rules decide what they can.",
         )

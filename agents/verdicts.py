@@ -101,7 +101,8 @@ class Verdicts:
             if rule.incident:
                 self._incident(out, partition, aggregate, entity, start_ms, window, rule, early)
             if rule.deep_s:
-                out.put(HINTS, entity, Hint(window.last_ms + round(rule.deep_s * 1000), rule.name))
+                until_ms = window.last_ms + round(rule.deep_s * 1000)
+                out.put(HINTS, entity, Hint(until_ms, rule.name, window.last_offset))
         return decided
 
     def _result(

@@ -15,12 +15,13 @@ from agents.closing import close, due, next_start
 from agents.rows import Rows
 from agents.verdicts import Verdicts
 from app import metrics
-from app.delivery.lane import Lane
+from app.delivery.lane import Lane, Work
+from app.delivery.maps import Map
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.logic.aggregates import Aggregate, Pane, Segment, pack_time
-from app.logic.windows import first_open, missed, oldest_open, pane_of
+from app.logic.windows import first_open, missed, oldest_open
 from app.settings import Settings
 from models.events import Event, Record
 from tables.panes import CLOSING, FIRED, HINTS, MAPS, MARK, PANES, Closing, Mark
@@ -55,14 +56,14 @@ class Placed(NamedTuple):
 class Quiet:
     """What a lane's chain keeps in memory: since when it is quiet, and whether windows wait to be closed."""
 
-    __slots__ = ("base_ms", "behind", "hints_at", "panes", "since", "takes")
+    __slots__ = ("base_ms", "behind", "hints_at", "panes", "purging", "since", "takes")
 
     def __init__(self) -> None:
         self.since = self.hints_at = time.monotonic()
         self.base_ms: int | None = None
         """Event time at the last record; the clock is added to it while the partition is idle."""
         self.takes = 0
-        self.behind = False
+        self.behind = self.purging = False
         self.panes: dict[str, int] = {}
 
 
@@ -241,11 +242,13 @@ class WindowChain:
         if not self.verdicts.has_hints or not asked:
             return [""] * len(asked)
         keys = [record.key or event.entity.encode() for record, event in asked]
-        found = batch.state.get_raw(HINTS, keys)
+        found = Rows(batch.state, batch.out).get_raw(HINTS, keys)
         hints = [None if raw is None else HINTS.decode(raw) for raw in found]
         return [
-            hint.rule if hint is not None and event.event_time_ms <= hint.until_ms else ""
-            for hint, (_, event) in zip(hints, asked, strict=True)
+            hint.rule
+            if hint is not None and hint.offset < record.offset and event.event_time_ms <= hint.until_ms
+            else ""
+            for hint, (record, event) in zip(hints, asked, strict=True)
         ]
 
     # -- closing ---------------------------------------------------------------------------------------------------
@@ -266,7 +269,7 @@ class WindowChain:
             if raw != CLOSING.encode(closing):
                 out.put(CLOSING, row, closing)
 
-    def _advance(self, partition: int, takes: int, idle: bool) -> Any:
+    def _advance(self, partition: int, takes: int, idle: bool) -> Work:
         """Work without input: goes on closing; with `idle`, after event time went on with the clock."""
 
         def work(view: View, out: Outbox) -> None:
@@ -295,7 +298,10 @@ class WindowChain:
         partition = lane.tp.partition
         self._quiet[partition] = Quiet()
         lane.post(self._advance(partition, 0, idle=False))
-        if any(key not in self._rows for key, _ in lane.view.scan_rows(CLOSING.prefix, CLOSING.prefix) for key in [key[1:]]):
+        self._quiet[partition].purging = any(
+            key not in self._rows for key, _ in Rows(lane.view, Outbox(0)).scan(CLOSING, b"")
+        )
+        if self._quiet[partition].purging:
             lane.post(self._purge)
 
     def closed(self, lane: Lane) -> None:
@@ -310,6 +316,8 @@ class WindowChain:
             lane.post(self._advance(lane.tp.partition, quiet.takes, idle=False))
         else:
             lane.delivery.room()
+        if quiet.purging:
+            lane.post(self._purge)
 
     def room(self, lane: Lane) -> bool:
         """No input while windows wait: State would grow faster than it closes."""
@@ -355,7 +363,8 @@ class WindowChain:
             if name in self._rows:
                 continue
             prefix = CLOSING.decode(raw).id
-            for of in (PANES, FIRED):
+            both: tuple[Map[Any], ...] = (PANES, FIRED)
+            for of in both:
                 for key, _ in rows.scan(of, prefix):
                     if not left:
                         return
@@ -364,6 +373,8 @@ class WindowChain:
                     if of is PANES:
                         out.count("purged", name.decode().rsplit("@", 1)[0])
             out.delete(CLOSING, name)
+        if view.partition in self._quiet:
+            self._quiet[view.partition].purging = False
 
     def _forget_hints(self, view: View, out: Outbox) -> None:
         rows = Rows(view, out)

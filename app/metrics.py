@@ -20,6 +20,7 @@ __all__ = [
     "MODEL_TOKENS",
     "OLDEST_OPEN_SECONDS",
     "OPEN_ITEMS",
+    "OPEN_PANES",
     "OUTCOMES",
     "PARTITIONS_STOPPED",
     "PROVIDER_REFUSALS",
@@ -39,7 +40,9 @@ OUTCOMES = Counter(
     "headrace_outcomes",
     "What became of events: accepted, asked (a model decides later), rekeyed, duplicate, conflict (a duplicate with other "
     "content), noise, filtered, dead, "
-    "rule, light, deep, review, untasked. `detail` is the rule, reason or cause.",
+    "rule, light, deep, review, untasked. Of windows: window (closed), late, ahead, cut (events left out of a sequence), "
+    "intent (a rule fired), purged (panes of an aggregate that was changed). `detail` is the rule, reason, cause or "
+    "aggregate.",
     ["stage", "outcome", "detail"],
 )
 RECORDS_LOST = Counter(
@@ -63,6 +66,7 @@ TRANSACTION_SECONDS = Histogram(
 LAG_RECORDS = Gauge("headrace_lag_records", "Offsets between what was taken and the log's end.", ["stage", "partition"])
 OPEN_ITEMS = Gauge("headrace_open_items", "Events that wait in State for a model.", ["stage"])
 OLDEST_OPEN_SECONDS = Gauge("headrace_oldest_open_seconds", "Age of the oldest of them.", ["stage"])
+OPEN_PANES = Gauge("headrace_open_panes", "Panes in State, of windows that aren't closed.", ["aggregate", "partition"])
 APPEND_TO_RESULT_SECONDS = Histogram(
     "headrace_append_to_result_seconds", "From the raw record's append to its result.", ["tier"], buckets=WIDE
 )
@@ -93,5 +97,6 @@ ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
     CACHE, MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
+    OPEN_PANES,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""

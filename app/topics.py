@@ -57,6 +57,9 @@ OURS = (
         config={"retention.ms": str(DAY_MS)},
     ),
     Topic(name="dead-letter", key="as received", value="the bytes as received", written_by="all stages", raw=True),
+    Topic(name="agg-events", key="entity", value="closed window", written_by="ingest"),
+    Topic(name="late-events", key="entity", value="event that missed a window", written_by="ingest", raw=True),
+    Topic(name="agent-trigger", key="entity", value="incident", written_by="ingest"),
     Topic(name="model-requests", key="hash of task and text", value="event that no rule decided", written_by="ingest",
           raw=True),
     Topic(

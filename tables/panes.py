@@ -40,6 +40,8 @@ class Hint(msgspec.Struct, array_like=True, gc=False):
     until_ms: int
     """Event time."""
     rule: str
+    offset: int = -1
+    """Of the record that the rule fired on: the hint is for those behind it."""
 
 
 PANES: Map[Pane] = Map("panes", b"p", Pane, help="aggregate, hop, entity -> counts and sequence of that hop")

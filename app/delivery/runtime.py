@@ -33,6 +33,8 @@ LOOP_HANG_S = 20
 """An event loop that answers nothing for this long is not slow but stuck: the worker ends with a report."""
 REPORT_STOPPED_S = 60.0
 """A stopped partition says so again this often."""
+FRESH_MS = 5000
+"""A partition counts as read to its end when a fetch said so not longer ago; fetches come several times a second."""
 EXIT_STUCK = 70
 """EX_SOFTWARE of sysexits.h."""
 RAW_HEADROOM_BYTES = 64 << 10
@@ -178,6 +180,10 @@ class Delivery:
     def log_end(self, tp: TopicPartition) -> int | None:
         """The end of an input partition as the last fetch told it."""
         return None if self._consumer is None else self._consumer.last_stable_offset(tp)
+
+    def caught_up(self, lane: Lane) -> bool:
+        """Whether a lane has all that its partition holds. Never guessed: a broker that doesn't answer says nothing."""
+        return not lane.inbox and self._consumer is not None and self._consumer.caught_up(lane.tp, FRESH_MS)
 
     async def close_lanes(self) -> None:
         """Revoke or stop: transactions under way finish or are aborted within 2 s."""

@@ -10,6 +10,7 @@ A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,6 +201,15 @@ class Consumer(driver.Consumer):
     def last_stable_offset(self, tp: TP) -> int | None:
         """The end of a partition for readers with read_committed, as the last fetch told it."""
         return self._thread._ensure_consumer().last_stable_offset(tp)  # type: ignore[no-any-return]
+
+    def caught_up(self, tp: TP, within_ms: int) -> bool:
+        """Whether all committed records of a partition are read, as a fetch answered within the last `within_ms` says."""
+        subscription = self._thread._ensure_consumer()._subscription.subscription
+        assignment = subscription.assignment if subscription else None
+        state = assignment._tp_state.get(tp) if assignment else None
+        if state is None or state._position is None or state.lso is None or state.timestamp is None:
+            return False
+        return bool(state._position >= state.lso and time.time() * 1000 - state.timestamp < within_ms)
 
     async def wait_empty(self) -> None:
         """Called on revoke and stop: lanes finish or abort what is under way within their grace time."""

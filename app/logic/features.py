@@ -6,6 +6,7 @@ partition, those of a window merged in the order of its hops, so that sums of fl
 
 import hashlib
 from bisect import bisect_left
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Protocol, assert_never
 
@@ -68,13 +69,17 @@ class _Number:
 
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
-        self.merge = {"sum": _add, "min": min, "max": max}[kind]
+        kinds: dict[str, Callable[[Any, Any], Any]] = {"sum": _add, "min": min, "max": max}
+        self._both = kinds[kind]
 
     def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
         number = as_number(value)
         if number is None:
             return state
-        return number if state is None else self.merge(state, number)
+        return number if state is None else self._both(state, number)
+
+    def merge(self, state: Any, more: Any) -> Any:
+        return self._both(state, more)
 
     def show(self, state: Any) -> int | float | None:
         return state if state is None or isfinite(state) else None

@@ -122,7 +122,9 @@ def compile_intents(rules: list[IntentRule], aggregates: list[Aggregate]) -> dic
 def rendered(aggregate: Aggregate, entity: str, window: Segment) -> str:
     """A window as text for a model: its counts, its features, then the sequence with seconds from its first event."""
     span_s = (window.last_ms - window.first_ms) / 1000
-    counts = ", ".join(f"{label} {n}" for label, n in sorted(window.counts.items(), key=lambda each: (-each[1], each[0])))
+    counts = ", ".join(
+        f"{label} {n}" for label, n in sorted(window.counts.items(), key=lambda each: (-each[1], each[0]))
+    )
     lines = [f"{window.events} events of {entity[:200]} in {span_s:g} s: {counts}"]
     for feature, state in zip(aggregate.features, window.features, strict=True):
         lines.append(f"{feature.name}: {feature.show(state)}")

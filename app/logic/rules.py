@@ -17,6 +17,7 @@ from app.sources.paths import compile_path
 from models.events import Event
 
 __all__ = [
+    "BUILT_IN",
     "NeedsModel",
     "NoiseRules",
     "Route",
@@ -70,7 +71,11 @@ def condition_fields(settings: Settings) -> tuple[str, ...]:
     conditions = [condition for rule in settings.noise for condition in rule.when]
     conditions += [condition for mark in settings.marks for condition in mark.when]
     conditions += [condition for task in settings.tasks for rule in task.rules for condition in rule.when]
-    return tuple(dict.fromkeys(c.field for c in conditions if c.field not in BUILT_IN))
+    named = [condition.field for condition in conditions]
+    for aggregate in settings.aggregates:
+        named += [condition.field for condition in aggregate.when]
+        named += [aggregate.label, aggregate.note, *(feature.field for feature in aggregate.features)]
+    return tuple(dict.fromkeys(field for field in named if field and field not in BUILT_IN))
 
 
 def compile_conditions(conditions: Sequence[Condition], where: str = "condition") -> Test:
@@ -275,7 +280,7 @@ class TaskRouter:
     """
 
     def __init__(self, settings: Settings) -> None:
-        compiled = [(task, _task_rules(task)) for task in settings.tasks]
+        compiled = [(task, _task_rules(task)) for task in settings.tasks if task.input == "events"]
         self._by_source: dict[str, _ByType[RuleAnswer | NeedsModel]] = {
             source.name: _ByType(
                 [rule for task, rules in compiled if _takes(task.sources, source.name) for rule in rules]

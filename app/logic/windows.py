@@ -4,12 +4,7 @@ Windows are half-open, [start, start + size), and start at multiples of the hop.
 highest event time less the grace, reaches its end.
 """
 
-__all__ = ["first_open", "missed", "oldest_open", "pane_of"]
-
-
-def pane_of(at_ms: int, hop_ms: int) -> int:
-    """Start of the hop that an event lies in."""
-    return at_ms - at_ms % hop_ms
+__all__ = ["first_open", "missed", "oldest_open"]
 
 
 def missed(pane_ms: int, hop_ms: int, panes: int, watermark_ms: int) -> int:

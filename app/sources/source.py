@@ -58,7 +58,11 @@ def compile_source(
     """
     conditions = [condition for rule in settings.noise for condition in rule.when]
     conditions += [condition for task in settings.tasks for rule in task.rules for condition in rule.when]
-    with_text = with_text or any(condition.field == "text" for condition in conditions)
+    named = {condition.field for condition in conditions}
+    for aggregate in settings.aggregates:
+        named |= {condition.field for condition in aggregate.when} | {aggregate.label, aggregate.note}
+        named |= {feature.field for feature in aggregate.features}
+    with_text = with_text or "text" in named
     _check_settings(source)
     read: Reader
     if source.format == "envelope":

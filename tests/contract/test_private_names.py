@@ -50,6 +50,8 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
         (Fetcher.__init__, "self._subscriptions"),
         (Fetcher.__init__, "self._closed"),
         (TopicPartitionState.__init__, "self._position"),
+        (TopicPartitionState.__init__, "self.lso"),
+        (TopicPartitionState.__init__, "self.timestamp"),
         (aiokafka.AIOKafkaProducer.__init__, "self._txn_manager"),
         (faust_consumer.Consumer.__init__, "self._unacked_messages"),
         (faust_consumer.Consumer.__init__, "self._read_offset"),

@@ -1,0 +1,123 @@
+"""Windows are a function of the records in their order: batches, crashes and bounded closing change nothing."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.settings import Settings
+from tests.helpers.windows import Given, Rig, recompute
+
+SIZES = [(60, 30, 10), (60, 60, 0), (10, 2, 5), (30, 10, 0)]
+"""Size, hop and grace in s."""
+RUN = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+events = st.lists(
+    st.builds(
+        Given,
+        entity=st.sampled_from(["a", "b", "a\x00b"]),
+        at_ms=st.one_of(
+            st.integers(0, 200_000), st.integers(0, 20).map(lambda n: n * 10_000), st.just(1_900_000_600_001)
+        ),
+        kind=st.sampled_from(["click", "pay", "fail"]),
+        amount=st.one_of(st.none(), st.integers(-5, 1000), st.just("x")),
+    ),
+    max_size=60,
+)
+cuts = st.lists(st.integers(1, 7), min_size=1, max_size=10)
+
+
+def declared(size: int, hop: int, grace: int, keep: int, close: int, **more: Any) -> Settings:
+    feature = "payload.amount"
+    return Settings.model_validate(
+        {
+            "sources": [{"name": "raw", "topic": "raw"}],
+            "aggregates": [
+                {
+                    "name": "agg", "size_s": size, "hop_s": hop, "grace_s": grace, "sequence": keep,
+                    "features": [
+                        {"name": "total", "kind": "sum", "field": feature},
+                        {"name": "least", "kind": "min", "field": feature},
+                        {"name": "most", "kind": "max", "field": feature},
+                        {"name": "first", "kind": "first", "field": feature},
+                        {"name": "last", "kind": "last", "field": feature},
+                        {"name": "kinds", "kind": "distinct", "field": "event_type"},
+                    ],
+                }
+            ],
+            "windows": {"close_windows": close},
+            **more,
+        }
+    )  # fmt: skip
+
+
+def feed(made: Rig, stream: list[Given], lengths: list[int], crashes: frozenset[int] = frozenset()) -> None:
+    """Batches of these lengths over and over; those numbered in `crashes` are computed, lost, and come again."""
+    place, number = 0, 0
+    while place < len(stream):
+        batch = list(enumerate(stream))[place : place + lengths[number % len(lengths)]]
+        if number in crashes:
+            made.take(batch, crash=True)
+        made.take(batch)
+        place += len(batch)
+        number += 1
+    made.settle()
+
+
+@RUN
+@given(stream=events, lengths=cuts, size=st.sampled_from(SIZES), keep=st.sampled_from([0, 3, 100]))
+def test_windows_equal_a_recomputation_however_the_input_is_cut(
+    stream: list[Given], lengths: list[int], size: tuple[int, int, int], keep: int
+) -> None:
+    want = recompute(stream, *(s * 1000 for s in size), keep=keep)
+    made = Rig(declared(*size, keep, 1000))
+    feed(made, stream, lengths)
+    assert made.windows() == want.windows
+    late = [(headers["headrace.origin"], headers.get("headrace.windows")) for _, _, headers in made.of("late-events")]
+    assert sorted(where for where, starts in late if starts is None) == sorted(b"raw/0/%d" % n for n in want.ahead)
+    assert [(where, starts) for where, starts in late if starts is not None] == [
+        (b"raw/0/%d" % offset, b",".join(b"%d" % start for start in starts)) for offset, starts in want.late
+    ]
+    assert made.counts["late", "agg"] == len(want.late)
+    assert made.counts["cut", "agg"] == sum(window["cut"] for window in want.windows.values())
+
+
+@RUN
+@given(stream=events, one=cuts, other=cuts, close=st.integers(1, 4), crashes=st.frozensets(st.integers(0, 12)))
+def test_batches_crashes_and_bounded_closing_leave_the_same_state_and_outputs(
+    stream: list[Given], one: list[int], other: list[int], close: int, crashes: frozenset[int]
+) -> None:
+    plain = Rig(declared(60, 30, 10, 5, 1000))
+    hard = Rig(declared(60, 30, 10, 5, close))
+    feed(plain, stream, one)
+    feed(hard, stream, other, crashes)
+    assert hard.windows() == plain.windows()
+    assert hard.rows() == plain.rows()
+    assert hard.counts == plain.counts
+
+
+@RUN
+@given(stream=events, lengths=cuts)
+def test_panes_of_closed_windows_are_gone_and_counted(stream: list[Given], lengths: list[int]) -> None:
+    want = recompute(stream, 60_000, 30_000, 10_000)
+    made = Rig(declared(60, 30, 10, 5, 1000))
+    feed(made, stream, lengths)
+    panes = [key for key in made.rows() if key.startswith(b"p")]
+    starts = {(entity, start) for entity, start in want.open}
+    assert {(key[17:].decode(), int.from_bytes(key[9:17], "big") - (1 << 62)) for key in panes} <= {
+        (entity, start + shift) for entity, start in starts for shift in (0, 30_000)
+    }
+    assert made.chain._quiet[0].panes.get("agg", 0) == len(panes)
+
+
+@RUN
+@given(stream=events, lengths=cuts)
+def test_the_watermark_never_goes_back(stream: list[Given], lengths: list[int]) -> None:
+    made = Rig(declared(60, 30, 10, 5, 1000))
+    highest = -1
+    for place in range(0, len(stream), lengths[0]):
+        made.take(list(enumerate(stream))[place : place + lengths[0]])
+        raw = made.database.rows.get(b"m")
+        high = -1 if raw is None else made.chain._mark(raw).high_ms
+        assert high >= highest
+        highest = high
