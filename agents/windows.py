@@ -335,7 +335,7 @@ class WindowChain:
             quiet.hints_at = now
             lane.post(self._forget_hints)
         idle_s = self.limits.idle_s
-        if not idle_s or now - quiet.since < idle_s or quiet.behind or not lane.delivery.caught_up(lane.tp):
+        if not idle_s or now - quiet.since < idle_s or quiet.behind or not lane.delivery.caught_up(lane):
             return
         if quiet.base_ms is None:
             quiet.base_ms = self._mark(lane.view.get_raw(MARK, [b""])[0]).high_ms

@@ -27,6 +27,13 @@ SAID_HERE = {
     "tasks[].rules[].name": "Becomes `why` of the result.",
     "tasks[].categories": "The possible answers, two or more.",
     "tasks[].categories[].id": "The answer as it stands in results. Unique within the task.",
+    "aggregates": "Tables of the file only. The built-in ones go when the file has `sources` or `aggregates` of its own.",
+    "aggregates[].name": "Names the aggregate in windows, metrics and intent rules. Unique.",
+    "aggregates[].features": "Numbers of a window beside its counts.",
+    "aggregates[].features[].name": "Its name in `features` of a window. Unique within the aggregate.",
+    "intents": "Tables of the file only. The built-in ones go when the file has `sources` or `aggregates` of its own.",
+    "intents[].name": "Becomes `why` of a result and `rule` of an incident. Unique.",
+    "intents[].aggregate": "The aggregate whose windows it looks at.",
     "log.level": "What is written to standard error. debug includes Faust's own messages.",
     "sources": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
     "noise": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
@@ -35,7 +42,7 @@ SAID_HERE = {
 }
 """For fields whose model says nothing."""
 
-BUILT_IN_LISTS = ("sources", "noise", "tasks")
+BUILT_IN_LISTS = ("sources", "noise", "tasks", "aggregates", "intents")
 BOUNDS = (("ge", "from {}"), ("gt", "above {}"), ("le", "to {}"), ("lt", "below {}"))
 
 

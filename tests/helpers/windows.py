@@ -16,7 +16,7 @@ from app.delivery.state import View
 from app.settings import Settings
 from models.events import Event, Received
 
-__all__ = ["Given", "Offline", "Rig", "recompute"]
+__all__ = ["Given", "Offline", "Rig", "comparable", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,13 @@ class Offline:
 
 
 def recompute(
-    events: Sequence[Given], size_ms: int, hop_ms: int, grace_ms: int, max_ahead_ms: int = 600_000, keep: int = 100
-) -> Offline:
-    """Windows straight from their definition: every event against every window, one list of events a window."""
+    events: Sequence[Given], size_ms: int, hop_ms: int, grace_ms: int, max_ahead_ms: int = 600_000, keep: int = 100,
+    *, ended: bool = False,
+) -> Offline:  # fmt: skip
+    """Windows straight from their definition: every event against every window, one list of events a window.
+
+    With `ended` the stream is over and idle: all windows close.
+    """
     found, members, high = Offline(), defaultdict(list), -1
     for offset, given in enumerate(events):
         if given.at_ms > high:
@@ -71,7 +75,7 @@ def recompute(
         if missed:
             found.late.append((offset, missed))
     for (entity, start), inside in members.items():
-        if start + size_ms > high - grace_ms:
+        if start + size_ms > high - grace_ms and not ended:
             found.open.add((entity, start))
             continue
         found.windows[entity, start] = _summed(sorted(inside), keep)
@@ -96,6 +100,19 @@ def _summed(inside: list[tuple[int, int, Given]], keep: int) -> dict[str, Any]:
             "kinds": len({given.kind for _, _, given in inside}),
         },
     }
+
+
+def comparable(values: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Records of agg-events as `recompute` has windows; fails when one came twice."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for value in values:
+        place = (value["entity"], value["start_ms"])
+        assert place not in found, f"{place} was written twice"
+        found[place] = {
+            "sequence": [(step["at_ms"], step["label"]) for step in value["sequence"]],
+            **{name: value[name] for name in ("events", "first_ms", "last_ms", "counts", "cut", "features")},
+        }
+    return found
 
 
 class MemoryDatabase:
@@ -201,15 +218,7 @@ class Rig:
 
     def windows(self) -> dict[tuple[str, int], dict[str, Any]]:
         """Emitted windows; fails when one came twice."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for _, value, _ in self.of("agg-events"):
-            place = (value["entity"], value["start_ms"])
-            assert place not in found, f"{place} was written twice"
-            found[place] = {
-                "sequence": [(step["at_ms"], step["label"]) for step in value["sequence"]],
-                **{name: value[name] for name in ("events", "first_ms", "last_ms", "counts", "cut", "features")},
-            }
-        return found
+        return comparable(value for _, value, _ in self.of("agg-events"))
 
     def rows(self) -> dict[bytes, bytes]:
         """All of State."""

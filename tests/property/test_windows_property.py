@@ -1,5 +1,6 @@
 """Windows are a function of the records in their order: batches, crashes and bounded closing change nothing."""
 
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -12,18 +13,31 @@ SIZES = [(60, 30, 10), (60, 60, 0), (10, 2, 5), (30, 10, 0)]
 """Size, hop and grace in s."""
 RUN = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
-events = st.lists(
-    st.builds(
-        Given,
-        entity=st.sampled_from(["a", "b", "a\x00b"]),
-        at_ms=st.one_of(
-            st.integers(0, 200_000), st.integers(0, 20).map(lambda n: n * 10_000), st.just(1_900_000_600_001)
-        ),
-        kind=st.sampled_from(["click", "pay", "fail"]),
-        amount=st.one_of(st.none(), st.integers(-5, 1000), st.just("x")),
-    ),
-    max_size=60,
+AHEAD_MS = 1_900_000_600_001
+"""One past what the append time of all events allows."""
+
+one_event = st.builds(
+    Given,
+    entity=st.sampled_from(["a", "b", "a\x00b"]),
+    at_ms=st.one_of(st.integers(0, 200_000), st.integers(0, 20).map(lambda n: n * 10_000), st.just(AHEAD_MS)),
+    kind=st.sampled_from(["click", "pay", "fail"]),
+    amount=st.one_of(st.none(), st.integers(-5, 1000), st.just("x")),
 )
+
+
+def long_stream(seed: int) -> list[Given]:
+    """Events that go forward by jumps and come late by up to 100 s: nearly every one has something to it."""
+    rnd, at_ms, found = random.Random(seed), 0, []
+    for _ in range(rnd.randrange(20, 80)):
+        at_ms += rnd.choice((0, 500, 3_000, 20_000))
+        when = (
+            AHEAD_MS if rnd.random() < 0.02 else max(0, at_ms - rnd.choice((0, 0, 0, 9_000, 25_000, 50_000, 100_000)))
+        )
+        found.append(Given(rnd.choice(("a", "b", "a\x00b")), when, rnd.choice(("click", "pay")), rnd.randrange(9)))
+    return found
+
+
+events = st.one_of(st.lists(one_event, max_size=30), st.integers(0, 1 << 32).map(long_stream))
 cuts = st.lists(st.integers(1, 7), min_size=1, max_size=10)
 
 

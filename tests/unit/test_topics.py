@@ -13,7 +13,8 @@ from app.settings import Settings, load
 from tests.helpers.topics import create
 
 OURS = {
-    "rekeyed", "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
+    "rekeyed", "agg-events", "late-events", "agent-trigger",
+    "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
 }  # fmt: skip
 
 
