@@ -45,6 +45,11 @@ class Verdicts:
             )
             for aggregate in aggregates
         }  # fmt: skip
+        self._marks = {
+            aggregate.name: [m.name for m in settings.marks if not m.sources or aggregate.source in m.sources]
+            for aggregate in aggregates
+        }
+        """A window may hold events of any mark, so it has all that its source can have."""
         self._results, self._requests = settings.topic("ai-results"), settings.topic("model-requests")
         self._windows, self._incidents = settings.topic("agg-events"), settings.topic("agent-trigger")
 
@@ -142,7 +147,7 @@ class Verdicts:
         request = ModelRequest(
             event_id=event_id, event_type=EVENT_TYPE, event_time_ms=window.last_ms, entity=entity_text(entity),
             task=task.name, text=text, source=Origin(self.topic, partition, window.last_offset),
-            received_ms=window.last_append_ms,
+            received_ms=window.last_append_ms, marks=self._marks[aggregate.name],
         )  # fmt: skip
         out.send(self._requests, request_key(task.name, text), _json(request))
         out.count("asked", task.name)

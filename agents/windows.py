@@ -72,7 +72,7 @@ def chained(settings: Settings, source: str) -> list[Aggregate]:
     names = [s.name for s in settings.sources]
     if next(s for s in settings.sources if s.name == source).rekey:
         return []
-    return [Aggregate(a) for a in settings.aggregates if (a.sources or names) == [source]]
+    return [Aggregate(a, source) for a in settings.aggregates if (a.sources or names) == [source]]
 
 
 class WindowChain:

@@ -69,15 +69,15 @@ def unpack_time(raw: bytes) -> int:
 
 
 class Aggregate:
-    """A compiled aggregate.
+    """A compiled aggregate over a source.
 
     Raises:
         SettingsError: a condition, label, note or feature that can't be. Not retryable.
     """
 
-    def __init__(self, settings: AggregateSettings) -> None:
+    def __init__(self, settings: AggregateSettings, source: str) -> None:
         where = f"aggregate {settings.name}"
-        self.name = settings.name
+        self.name, self.source = settings.name, source
         self.size_ms, self.hop_ms, self.grace_ms = settings.size_ms, settings.hop_ms, settings.grace_ms
         self.panes = settings.size_ms // settings.hop_ms
         self.keep = settings.sequence
