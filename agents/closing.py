@@ -4,15 +4,13 @@ A window's panes lie side by side in State, by hop and then entity, so closing r
 else. How far it got is in State too (`Closing`): the next transaction, also that of another worker, goes on there.
 """
 
-import heapq
-from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
+from typing import Any
 
 import msgspec
 
 from agents.rows import Rows
 from agents.verdicts import Verdicts
+from app.delivery.maps import Map
 from app.logic.aggregates import Aggregate, Pane, pack_time, unpack_time
 from app.logic.windows import first_open
 from tables.panes import FIRED, PANES, Closing
@@ -21,11 +19,10 @@ __all__ = ["close", "due"]
 
 _names = msgspec.msgpack.Decoder(list[str]).decode
 
-Found = tuple[bytes, int, bytes]
-"""Entity, place of the pane in the window (or `FIRED_AT`), encoded row."""
-
-FIRED_AT = 1 << 30
-"""In place of a pane's place: the rules that fired. Sorts behind all panes."""
+FIRED_AT = -1
+"""In place of a pane's place: the rules that fired."""
+KEY_BYTES = 17
+"""Before the entity in a row: map, aggregate, time."""
 
 
 def due(aggregate: Aggregate, closing: Closing, high_ms: int) -> bool:
@@ -69,41 +66,57 @@ def _close_some(
     rows: Rows, verdicts: Verdicts, partition: int, aggregate: Aggregate, closing: Closing, limit: int
 ) -> int:
     """Windows of one start, from one entity on."""
-    start_ms, after = closing.next_ms, closing.after
+    start_ms = closing.next_ms
     assert start_ms is not None
-    out, done = rows.out, 0
-    parts = [_pane_rows(rows, aggregate, start_ms, place, after) for place in range(aggregate.panes)]
-    parts.append(_fired_rows(rows, aggregate, start_ms, after))
-    for entity, group in groupby(heapq.merge(*parts), key=itemgetter(0)):
-        panes: list[tuple[int, Pane]] = []
+    groups, whole = _group(rows, aggregate, start_ms, closing.after, limit)
+    out, first = rows.out, aggregate.id + pack_time(start_ms)
+    total, decode = aggregate.total, PANES.decode
+    close_one = verdicts.closer(out, partition, aggregate, start_ms)
+    for entity in sorted(groups)[:limit]:
         fired: list[str] = []
-        for _, place, raw in group:
+        panes: list[tuple[int, Pane]] = []
+        for place, raw in groups[entity]:
             if place == FIRED_AT:
                 fired = _names(raw)
-                out.delete(FIRED, aggregate.id + pack_time(start_ms) + entity)
+                out.delete(FIRED, first + entity)
                 continue
-            panes.append((place, PANES.decode(raw)))
+            panes.append((place, decode(raw)))
             if place == 0:  # the last window over this pane
-                out.delete(PANES, aggregate.id + pack_time(start_ms) + entity)
+                out.delete(PANES, first + entity)
                 closing.panes -= 1
-        window = aggregate.total(panes)
+        window = total(panes)
         if window is not None:
-            verdicts.closed(out, partition, aggregate, entity, start_ms, window, fired)
+            close_one(entity, window, fired)
         closing.after = entity
-        done += 1
-        if done >= limit:
-            return done
-    closing.next_ms, closing.after = start_ms + aggregate.hop_ms, None
-    return done
+    if whole and len(groups) <= limit:
+        closing.next_ms, closing.after = start_ms + aggregate.hop_ms, None
+    return min(len(groups), limit)
 
 
-def _pane_rows(rows: Rows, aggregate: Aggregate, start_ms: int, place: int, after: bytes | None) -> Iterator[Found]:
-    prefix = aggregate.id + pack_time(start_ms + place * aggregate.hop_ms)
-    for key, raw in rows.scan(PANES, prefix, None if after is None else prefix + after + b"\x00"):
-        yield key[16:], place, raw
+def _group(
+    rows: Rows, aggregate: Aggregate, start_ms: int, after: bytes | None, limit: int
+) -> tuple[dict[bytes, list[tuple[int, bytes]]], bool]:
+    """What is stored for the next entities of a window, in the order of its panes, and whether these are all.
 
-
-def _fired_rows(rows: Rows, aggregate: Aggregate, start_ms: int, after: bytes | None) -> Iterator[Found]:
-    prefix = aggregate.id + pack_time(start_ms)
-    for key, raw in rows.scan(FIRED, prefix, None if after is None else prefix + after + b"\x00"):
-        yield key[16:], FIRED_AT, raw
+    Each pane is read up to the same number of rows; entities behind the last one of a pane that has more wait.
+    """
+    places = [(place, start_ms + place * aggregate.hop_ms) for place in range(aggregate.panes)]
+    size = max(64, 2 * limit // aggregate.panes)
+    groups: dict[bytes, list[tuple[int, bytes]]] = {}
+    bound: bytes | None = None
+    maps: list[tuple[Map[Any], int, int]] = [(PANES, place, at_ms) for place, at_ms in places]
+    for of, place, at_ms in (*maps, (FIRED, FIRED_AT, start_ms)):
+        prefix = aggregate.id + pack_time(at_ms)
+        page = rows.page(of, prefix, prefix if after is None else prefix + after + b"\x00", size)
+        for row, raw in page:
+            entity = row[KEY_BYTES:]
+            if entity in groups:
+                groups[entity].append((place, raw))
+            else:
+                groups[entity] = [(place, raw)]
+        if len(page) == size:
+            last = page[-1][0][KEY_BYTES:]
+            bound = last if bound is None else min(bound, last)
+    if bound is None:
+        return groups, True
+    return {entity: found for entity, found in groups.items() if entity <= bound}, False

@@ -1,14 +1,14 @@
 """What becomes of windows: the record of a closed one, and what intent rules and windows' tasks make of it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from app.delivery.outbox import Outbox
+from app.delivery.outbox import LARGE_BYTES, Outbox
 from app.logic.aggregates import Aggregate, Segment
 from app.logic.intent import compile_intents, rendered
 from app.logic.requests import request_key
-from app.settings import IntentRule, Settings
+from app.settings import IntentRule, Settings, TaskSettings
 from models.events import ModelRequest, Origin
 from models.results import Result, Source
 from models.windows import Incident, Number, Step, Window
@@ -53,39 +53,52 @@ class Verdicts:
         self._results, self._requests = settings.topic("ai-results"), settings.topic("model-requests")
         self._windows, self._incidents = settings.topic("agg-events"), settings.topic("agent-trigger")
 
-    def closed(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Segment,
-        fired: list[str],
-    ) -> None:  # fmt: skip
-        """Everything that follows from a closed window.
+    def closer(
+        self, out: Outbox, partition: int, aggregate: Aggregate, start_ms: int
+    ) -> Callable[[bytes, Segment, list[str]], None]:
+        """What is done with each closed window of one start.
 
         Args:
             out: where it is written.
             partition: of the input.
-            aggregate: whose window it is.
-            entity: as in the key.
-            start_ms: its start.
-            window: its sum.
-            fired: rules that fired while it was open.
+            aggregate: whose windows they are.
+            start_ms: their start.
+
+        Returns:
+            A function of the entity, the window's sum, and the rules that fired while it was open.
         """
-        new = [rule for rule in self.intents[aggregate.name].fired(window, early=False) if rule.name not in fired]
-        decided = self.act(out, partition, aggregate, entity, start_ms, window, new, fired, early=False)
-        names = [*fired, *(rule.name for rule in new)]
-        source = Source(self.topic, partition, window.last_offset)
-        cut = window.events - len(window.sequence) if aggregate.keep else 0
-        record = Window(
-            id=window_id(aggregate, entity, start_ms), aggregate=aggregate.name, entity=entity_text(entity),
-            start_ms=start_ms, end_ms=start_ms + aggregate.size_ms, events=window.events, first_ms=window.first_ms,
-            last_ms=window.last_ms, counts=window.counts, other=window.other, features=shown(aggregate, window),
-            estimated=[f.name for f, s in zip(aggregate.features, window.features, strict=True) if f.estimated(s)],
-            sequence=steps_of(window), cut=cut, intents=names, source=source, created_ms=out.now_ms,
-        )  # fmt: skip
-        out.send(self._windows, entity, _json(record))
-        out.count("window", aggregate.name)
-        if cut:
-            out.count("cut", aggregate.name, cut)
-        if not decided:
-            self._ask(out, partition, aggregate, entity, record.id, window)
+        name, end_ms, keep, features = aggregate.name, start_ms + aggregate.size_ms, aggregate.keep, aggregate.features
+        intents, task = self.intents[name], self._tasks[name]
+        rows, suffix, now_ms = out.rows(self._windows), f"@{name}@{start_ms}", out.now_ms
+
+        def close_one(entity: bytes, window: Segment, fired: list[str]) -> None:
+            decided = False
+            if intents.rules:
+                new = [rule for rule in intents.fired(window, early=False) if rule.name not in fired]
+                if new or fired:
+                    decided = self.act(out, partition, aggregate, entity, start_ms, window, new, fired, early=False)
+                    fired = [*fired, *(rule.name for rule in new)]
+            text = entity_text(entity)
+            sequence = [Step(at_ms, label, note) for at_ms, _, label, note in window.sequence]
+            cut = window.events - len(sequence) if keep else 0
+            record = Window(
+                text + suffix, name, text, start_ms, end_ms, window.events, window.first_ms, window.last_ms,
+                window.counts, window.other, shown(aggregate, window) if features else {},
+                estimates(aggregate, window) if features else [], sequence, cut, fired,
+                Source(self.topic, partition, window.last_offset), now_ms,
+            )  # fmt: skip
+            value = _json(record)
+            if len(value) + len(entity) < LARGE_BYTES // 2:
+                rows.append((entity, value, []))
+            else:
+                out.send(self._windows, entity, value)
+            out.count("window", name)
+            if cut:
+                out.count("cut", name, cut)
+            if task is not None and not decided:
+                self._ask(out, partition, aggregate, entity, task, window, record.id)
+
+        return close_one
 
     def act(
         self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Segment,
@@ -137,11 +150,11 @@ class Verdicts:
         out.send(self._incidents, entity, _json(incident))
 
     def _ask(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, event_id: str, window: Segment
-    ) -> None:
-        """No rule decided: the window goes to the models, if a task takes it."""
-        task = self._tasks[aggregate.name]
-        if task is None or window.events < task.min_events:
+        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, task: TaskSettings, window: Segment,
+        event_id: str,
+    ) -> None:  # fmt: skip
+        """No rule decided: the window goes to the models, if it is large enough."""
+        if window.events < task.min_events:
             return
         text = rendered(aggregate, entity_text(entity), window)
         request = ModelRequest(
@@ -155,6 +168,10 @@ class Verdicts:
 
 def shown(aggregate: Aggregate, window: Segment) -> dict[str, Number | None]:
     return {f.name: f.show(state) for f, state in zip(aggregate.features, window.features, strict=True)}
+
+
+def estimates(aggregate: Aggregate, window: Segment) -> list[str]:
+    return [f.name for f, state in zip(aggregate.features, window.features, strict=True) if f.estimated(state)]
 
 
 def steps_of(window: Segment) -> list[Step]:

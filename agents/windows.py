@@ -7,7 +7,7 @@ record, an event that is late for a window is never added to it, however long th
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,8 @@ from app.delivery.maps import Map
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
-from app.logic.aggregates import Aggregate, Pane, Segment, pack_time
+from app.logic.aggregates import EPOCH, Aggregate, Pane, Segment, pack_time
+from app.logic.intent import Intents
 from app.logic.windows import first_open, missed, oldest_open
 from app.settings import Settings
 from models.events import Event, Record
@@ -40,17 +41,8 @@ _pane = msgspec.msgpack.Decoder(Pane).decode
 _names = msgspec.msgpack.Decoder(list[str]).decode
 
 
-class Placed(NamedTuple):
-    """An event on its way into a pane."""
-
-    aggregate: Aggregate
-    key: bytes
-    late: int
-    pane_ms: int
-    event: Event
-    offset: int
-    append_ms: int
-    entity: bytes
+Placed = tuple[Aggregate, Intents, bytes, int, int, Event, Record, bytes]
+"""An event on its way into a pane: aggregate, its rules, key, windows missed, pane's start, event, record, entity."""
 
 
 class Quiet:
@@ -121,6 +113,7 @@ class WindowChain:
         """Finds the pane of each event, moves the mark, and turns away what is late or too far ahead."""
         placed: list[Placed] = []
         high_ms = mark.high_ms
+        both = [(aggregate, self.verdicts.intents[aggregate.name]) for aggregate in self.aggregates]
         for record, event in taken:
             at_ms = event.event_time_ms
             if at_ms > high_ms:
@@ -131,7 +124,7 @@ class WindowChain:
                     continue
                 high_ms, mark.offset = at_ms, record.offset
             entity = record.key or event.entity.encode()
-            for aggregate in self.aggregates:
+            for aggregate, intents in both:
                 if not (aggregate.takes_all or aggregate.takes(event)):
                     continue
                 hop_ms = aggregate.hop_ms
@@ -142,10 +135,8 @@ class WindowChain:
                     self._late(out, record, event, aggregate, pane_ms, late, high_ms, mark.offset)
                     if late == aggregate.panes:
                         continue
-                key = aggregate.id + pack_time(pane_ms) + entity
-                placed.append(
-                    Placed(aggregate, key, late, pane_ms, event, record.offset, record.timestamp, entity)
-                )  # fmt: skip
+                key = aggregate.id + (pane_ms + EPOCH).to_bytes(8, "big") + entity
+                placed.append((aggregate, intents, key, late, pane_ms, event, record, entity))
         mark.high_ms = high_ms
         return placed
 
@@ -173,48 +164,48 @@ class WindowChain:
 
     def _add(self, view: View, out: Outbox, partition: int, placed: list[Placed]) -> dict[str, int]:
         """Adds the events to their panes, in order; returns how many panes each aggregate has got."""
-        keys = list(dict.fromkeys([p.key for p in placed]))
+        keys = list(dict.fromkeys([item[2] for item in placed]))
         panes: dict[bytes, Pane | None] = {
             key: None if raw is None else _pane(raw) for key, raw in zip(keys, view.get_raw(PANES, keys), strict=True)
         }
+        owner: dict[bytes, Aggregate] = {}
         made: dict[str, int] = {}
-        all_intents, early_ms = self.verdicts.intents, self.early_ms
+        early_ms = self.early_ms
         for item in placed:
-            aggregate, key, event = item.aggregate, item.key, item.event
+            aggregate, intents, key, late, _, event, record, _ = item
             pane = panes[key]
             if pane is None:
                 pane = panes[key] = Pane()
                 made[aggregate.name] = made.get(aggregate.name, 0) + 1
-            segment: Segment = pane
-            if item.late:
-                pane.late = pane.late or {}
-                segment = pane.late.setdefault(item.late, Segment())
+            owner[key] = aggregate
             label = aggregate.label_of(event)
-            aggregate.add(segment, event, label, item.offset, item.append_ms)
-            intents = all_intents[aggregate.name]
+            if not late:
+                aggregate.add(pane, event, label, record.offset, record.timestamp)
+            else:
+                pane.late = pane.late or {}
+                aggregate.add(pane.late.setdefault(late, Segment()), event, label, record.offset, record.timestamp)
             if (
                 intents.early
-                and intents.worth(label, pane.events)
+                and (label in intents.labels or pane.events >= intents.floor)
                 and (pane.checked_ms < 0 or event.event_time_ms - pane.checked_ms >= early_ms)
             ):
                 pane.checked_ms = event.event_time_ms
                 self._look(view, out, partition, item, panes)
-        for key in keys:
+        changelog, local, encode = out.changelog, out.local, PANES.encode
+        for key, aggregate in owner.items():
             pane = panes[key]
             assert pane is not None
-            trim(placed[0].aggregate if len(self.aggregates) == 1 else self._of(key), pane)
-            out.put(PANES, key, pane)
+            if len(pane.sequence) > aggregate.keep or pane.late:
+                trim(aggregate, pane)
+            changelog[PANES.prefix + key] = local[PANES.prefix + key] = encode(pane)
         return made
-
-    def _of(self, key: bytes) -> Aggregate:
-        return next(a for a in self.aggregates if key.startswith(a.id))
 
     # -- open windows ----------------------------------------------------------------------------------------------
 
     def _look(self, view: View, out: Outbox, partition: int, item: Placed, panes: dict[bytes, Pane | None]) -> None:
         """Lets the rules see the oldest open window of an event: it holds all that the newer ones hold so far."""
-        aggregate, entity = item.aggregate, item.entity
-        start_ms = oldest_open(item.pane_ms, aggregate.hop_ms, aggregate.panes, item.late)
+        aggregate, intents, _, late, pane_ms, _, _, entity = item
+        start_ms = oldest_open(pane_ms, aggregate.hop_ms, aggregate.panes, late)
         keys = [
             aggregate.id + pack_time(start_ms + place * aggregate.hop_ms) + entity for place in range(aggregate.panes)
         ]
@@ -226,7 +217,7 @@ class WindowChain:
         window = aggregate.total((place, pane) for place, pane in found if pane is not None)
         if window is None:
             return
-        holding = self.verdicts.intents[aggregate.name].fired(window, early=True)
+        holding = intents.fired(window, early=True)
         if not holding:
             return
         row = aggregate.id + pack_time(start_ms) + entity

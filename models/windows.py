@@ -20,7 +20,7 @@ class Step(msgspec.Struct, gc=False, omit_defaults=True):
     note: str = ""
 
 
-class Window(msgspec.Struct, kw_only=True, gc=False):
+class Window(msgspec.Struct, gc=False):
     """A closed window on `agg-events`: final, written once."""
 
     id: str
@@ -36,7 +36,7 @@ class Window(msgspec.Struct, kw_only=True, gc=False):
     """Event times of the first and the last event."""
     counts: dict[str, int]
     """By label."""
-    other: int = 0
+    other: int
     """Events of labels beyond the first 100 of a hop."""
     features: dict[str, Number | None]
     estimated: list[str]

@@ -21,7 +21,7 @@ from app.settings_windows import AggregateSettings
 from app.sources.paths import as_text, compile_path
 from models.events import Event
 
-__all__ = ["MAX_LABELS", "Aggregate", "Pane", "Segment", "pack_time", "unpack_time"]
+__all__ = ["EPOCH", "MAX_LABELS", "Aggregate", "Pane", "Segment", "pack_time", "unpack_time"]
 
 MAX_LABELS = 100
 """Labels counted by name in a pane; further ones are counted together."""

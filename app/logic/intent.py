@@ -78,13 +78,9 @@ class Intents:
         self.labels: frozenset[str] = frozenset(
             label for intent in self.early for step in intent.steps for label in step
         ) | {c.count for intent in self.early for c in intent.rule.when if c.count and c.count != ALL}
-        """Events of other labels can't complete a rule that names labels."""
+        """An open window is looked at when an event has one of these labels: others can't complete a rule that names some,"""
         self.floor = min((_floor(intent, aggregate.panes) for intent in self.early), default=1 << 62)
-        """Rules that count events of any label are looked at from so many events in a pane on."""
-
-    def worth(self, label: str, events: int) -> bool:
-        """Whether an event with this label, the pane's `events`th, may complete a rule."""
-        return label in self.labels or events >= self.floor
+        """or when its pane holds so many events: for rules that count events of any label."""
 
     def fired(self, window: Segment, early: bool) -> list[IntentRule]:
         """The rules that hold, in order."""
