@@ -159,27 +159,38 @@ class Aggregate:
                 parts.extend(pane.late[key] for key in sorted(pane.late) if key <= missed)
         if len(parts) < 2:
             return parts[0] if parts else None
-        whole = Segment(first_ms=parts[0].first_ms, last_ms=parts[0].last_ms, features=[None] * len(self.features))
-        for part in parts:
+        whole = copied(parts[0])
+        for part in parts[1:]:
             self._merge(whole, part)
         whole.sequence.sort()
-        self.trim(whole)
+        if len(whole.sequence) > self.keep:
+            self.trim(whole)
         return whole
 
     def _merge(self, whole: Segment, part: Segment) -> None:
         whole.events += part.events
-        whole.first_ms = min(whole.first_ms, part.first_ms)
-        if (part.last_ms, part.last_offset) > (whole.last_ms, whole.last_offset):
-            whole.last_ms, whole.last_offset = part.last_ms, part.last_offset
-            whole.last_append_ms = part.last_append_ms
+        if part.first_ms < whole.first_ms:
+            whole.first_ms = part.first_ms
+        last_ms = part.last_ms
+        if last_ms > whole.last_ms or (last_ms == whole.last_ms and part.last_offset > whole.last_offset):
+            whole.last_ms, whole.last_offset, whole.last_append_ms = last_ms, part.last_offset, part.last_append_ms
+        counts = whole.counts
         for label, n in part.counts.items():
-            whole.counts[label] = whole.counts.get(label, 0) + n
+            counts[label] = counts.get(label, 0) + n
         whole.other += part.other
-        whole.sequence.extend(part.sequence)
+        whole.sequence += part.sequence
         for index, feature in enumerate(self.features):
             mine, more = whole.features[index], part.features[index]
             if more is not None:
                 whole.features[index] = more if mine is None else feature.merge(mine, more)
+
+
+def copied(part: Segment) -> Segment:
+    """A segment to merge others into."""
+    return Segment(
+        part.events, part.first_ms, part.last_ms, part.last_offset, part.last_append_ms, part.counts.copy(), part.other,
+        part.sequence.copy(), part.features.copy(),
+    )  # fmt: skip
 
 
 def field_of(name: str, where: str) -> Callable[[Event], object]:
