@@ -50,6 +50,9 @@ KEYWORDS: tuple[tuple[str, str], ...] = (
 )
 """First match wins; nothing matches: other."""
 
+GRACE_S = 0.5
+"""What a client sends within this time after a 429 may have been on its way already."""
+
 ITEM = re.compile(r'^(\d+): (".*")$', re.MULTILINE)
 
 
@@ -171,7 +174,10 @@ class Rates:
     def draw(self, rnd: random.Random, numbers: Sequence[int]) -> Fault:
         """What a call of these items does."""
         number = rnd.choice(numbers) if numbers else 1
-        bad = rnd.choice([answer(missing=[number]), answer(twice={number: "order"}), answer(wrong={number: "paymnt"})])
+        bad = rnd.choice(
+            [answer(missing=[number]), answer(twice={number: "nothing"}), answer(wrong={number: "paymnt"})]
+        )
+        bad.kind = "bad-item"
         faults = [
             (self.too_many, status(429, retry_after=f"{self.retry_after_s:g}")), (self.error, status(500)),
             (self.hang, hang()), (self.drip, drip()), (self.reset, reset()), (self.bad_item, bad),
@@ -221,7 +227,7 @@ class ModelServer:
         """Calls that came while a Retry-After forbade them."""
         self.tokens = 0
         """Of all answers and their prompts."""
-        self._quiet_until = 0.0
+        self._quiet: list[tuple[float, float]] = []
         self.port, self.latency_ms, self.api_key, self.idle_s = port, latency_ms, api_key, idle_s
         self.calls: list[Call] = []
         self.in_flight = self.most_in_flight = 0
@@ -298,7 +304,7 @@ class ModelServer:
         numbered = {int(number): json.loads(text) for number, text in ITEM.findall(asked)}
         fault = self._script.pop(0) if self._script else self.always or self._chance(list(numbered))
         call = Call(time.monotonic(), list(numbered.values()), body, dict(request.headers), fault.kind)
-        self.early += call.at < self._quiet_until
+        self.early += any(since + GRACE_S < call.at < until for since, until in self._quiet)
         self.calls.append(call)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -317,6 +323,9 @@ class ModelServer:
         self, request: web.Request, fault: Fault, numbered: dict[int, str], body: dict[str, Any]
     ) -> web.StreamResponse:
         if fault.kind == "raw":
+            if wait_s := fault.headers.get("Retry-After"):
+                now = time.monotonic()
+                self._quiet.append((now, now + float(wait_s) if wait_s.replace(".", "").isdigit() else now))
             return web.Response(
                 body=fault.body.encode(),
                 status=fault.status,
