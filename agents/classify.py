@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
+from agents import budget
 from agents.answers import model_result, review_of, why_deep
+from agents.budget import KafkaBank
 from agents.expiry import Expiry
 from agents.pools import Held, Open, Pool
 from agents.same_text import SameText
@@ -25,7 +27,8 @@ from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.inference.batcher import LightBatcher
-from app.llm.deep import Chain, DeepClassifier, NotNow, RoundUsed, Unanswerable
+from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, Unanswerable
+from app.llm.purse import Purse
 from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Answer, Bad, ModelRequest
@@ -43,11 +46,15 @@ LONGEST_REST_S = 1.0
 """A pool whose providers can't be asked looks again at least this often."""
 
 
+BUDGET_WAIT_MS = 3000
+"""How often events that wait for the budget look again; each look costs no call."""
+
+
 class Classify:
     """The stage's logic."""
 
-    def __init__(self, settings: Settings, app: App) -> None:
-        self.settings, self.app = settings, app
+    def __init__(self, settings: Settings, app: App, purse: Purse | None = None) -> None:
+        self.settings, self.app, self.purse = settings, app, purse
         self.tasks = {task.name: task for task in settings.tasks}
         self.results, self.reviews = settings.topic("ai-results"), settings.topic("manual-review")
         self.dead_topic = settings.topic("dead-letter")
@@ -70,7 +77,7 @@ class Classify:
         Raises:
             SettingsError: a provider's key, headers or CA can't be used.
         """
-        self._client = self._client or DeepClassifier(self.settings, recovered=self._recovered)
+        self._client = self._client or DeepClassifier(self.settings, recovered=self._recovered, purse=self.purse)
         return self._client
 
     def _pool(self, name: str, size: int, work: Callable[[Open], Any], **ready: Callable[[], bool]) -> Pool:
@@ -222,6 +229,8 @@ class Classify:
 
     def _recovered(self) -> None:
         """A provider answers again: what was held because of failures needn't wait any longer."""
+        for pool in self.deep.values():
+            pool.wake()
         for open_ in self.held.all():
             open_.item.due_ms = 0
             self._enqueue(open_)
@@ -235,11 +244,12 @@ class Classify:
         threshold = self.settings.light.threshold if task.light_threshold is None else task.light_threshold
         item = open_.item
         item.light_category, item.light_confidence, item.light_done = category, confidence, True
-        if confidence >= threshold:
+        if confidence >= threshold or open_.over_budget:
             answer = Answer(
                 category=category, confidence=confidence, model=batcher.model, model_version=batcher.model_version
             )
-            self._finish(open_, answer, "light", f"nearest category, confidence {confidence:.2f}")
+            why = f"nearest category, confidence {confidence:.2f}"
+            self._finish(open_, answer, "light", f"{why}; over budget" if open_.over_budget else why)
             return
         self._keep(open_)  # a restart goes on at the deep model
         self._to_deep(open_)
@@ -251,6 +261,9 @@ class Classify:
         except NotNow as error:
             pool = self._pool_of(client.chain(item.request))
             pool.put_back(open_, min(max(error.retry_after_s or 0.0, 0.1), LONGEST_REST_S))
+        except OverBudget as error:
+            for each in (open_, *self.same.leave(open_)):
+                self._over_budget(each, error)
         except RoundUsed as error:
             for each in (open_, *self.same.leave(open_)):
                 self._hold(each, error)
@@ -266,6 +279,21 @@ class Classify:
             shared = msgspec.structs.replace(answer, prompt_tokens=0, completion_tokens=0, cost_usd=0.0)
             for follower in followers:
                 self._finish(follower, shared, "deep", f"the same text as event {item.request.event_id}")
+
+    def _over_budget(self, open_: Open, error: OverBudget) -> None:
+        """The day's money is spent: by the task's policy."""
+        policy = self.settings.over_budget(open_.item.request.task)
+        if open_.done:
+            return
+        if policy == "wait":
+            open_.item.due_ms = _now_ms() + BUDGET_WAIT_MS  # in memory only: a restart asks at once
+            self.held.put(open_)
+        elif policy == "light" and self.settings.light.enabled:
+            open_.over_budget = True
+            self.light.put(open_)
+        else:
+            open_.item.tried = error.tried
+            self._review(open_, "over-budget", 0)
 
     def _hold(self, open_: Open, error: RoundUsed) -> None:
         """Keeps an item in State until it is due for another round; after the last one a person decides."""
@@ -363,7 +391,9 @@ def declare(app: App) -> None:
     settings = app.settings
     if not settings.tasks:
         return
-    logic = Classify(settings, app)
+    bank = KafkaBank(app)
+    purse = Purse(settings, bank) if settings.has_budget else None
+    logic = Classify(settings, app, purse)
     add_stage(
         app,
         name="classify",
@@ -378,3 +408,7 @@ def declare(app: App) -> None:
 
     app.helpers.append(("model providers", providers))
     app.closers.append(logic.stop)
+    if purse is not None:
+        app.helpers.append(("budget bank", lambda: bank.run(purse)))
+        app.closers.append(bank.close)
+        budget.declare(app)

@@ -21,12 +21,14 @@ log = logging.getLogger("headrace.classify")
 class Open:
     """An open item in memory."""
 
-    __slots__ = ("done", "item", "key", "lane", "running")
+    __slots__ = ("done", "item", "key", "lane", "over_budget", "running")
 
     def __init__(self, lane: Lane, key: bytes, item: OpenItem) -> None:
         self.lane, self.key, self.item = lane, key, item
         self.running = False
         """A model is asked about it."""
+        self.over_budget = False
+        """The light model's answer stands, however sure it is."""
         self.done = False
         """Its outcome is on the way to a transaction, or it isn't ours any more."""
 
@@ -68,6 +70,11 @@ class Pool:
         """Takes an item again that nobody could be asked about; starts nothing for so long."""
         self.queue.appendleft(item)
         self._rest_until = max(self._rest_until, time.monotonic() + rest_s)
+
+    def wake(self) -> None:
+        """There is somebody to ask again."""
+        self._rest_until = 0.0
+        self.fill()
 
     def fill(self) -> None:
         """Starts as many as there is room for."""

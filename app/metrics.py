@@ -10,6 +10,8 @@ __all__ = [
     "APPEND_TO_RESULT_SECONDS",
     "BATCH_RECORDS",
     "BREAKER_OPEN",
+    "BUDGET_ALERTS",
+    "BUDGET_USD",
     "CACHE",
     "LAG_RECORDS",
     "LANE_FAILURES",
@@ -93,10 +95,17 @@ CACHE = Counter(
     ["task", "outcome"],
 )
 
+BUDGET_USD = Gauge(
+    "headrace_budget_usd",
+    "The day's money of a task, on the worker that has its account: limit, settled, leased.",
+    ["task", "kind"],
+)
+BUDGET_ALERTS = Counter("headrace_budget_alerts", "Days on which a task passed budget.alert_share.", ["task"])
+
 ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
-    CACHE, MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
-    OPEN_PANES,
+    BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
+    MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""

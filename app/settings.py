@@ -16,12 +16,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from app.errors import SettingsError
 from app.settings_base import Condition, Name, Section
-from app.settings_llm import BreakerSettings, LlmSettings, ProviderSettings
+from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
     "AggregateSettings",
     "BreakerSettings",
+    "BudgetSettings",
     "CategorySettings",
     "ClassifySettings",
     "Condition",
@@ -268,6 +269,8 @@ class TaskSettings(Section):
         le=1,
         description="Light answers below this confidence go to the deep model; unset: light.threshold.",
     )
+    day_usd: float | None = Field(None, gt=0, description="What its deep calls may cost a day; unset: budget.day_usd.")
+    over_budget: OverBudget | None = Field(None, description="What happens at that limit; unset: budget.over.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -382,6 +385,7 @@ class Settings(BaseSettings):
     intents: list[IntentRule] = Field(default_factory=list)
     light: LightSettings = LightSettings()
     llm: LlmSettings = LlmSettings()
+    budget: BudgetSettings = BudgetSettings()
     classify: ClassifySettings = ClassifySettings()
     web: WebSettings = WebSettings()
     log: LogSettings = LogSettings()
@@ -434,6 +438,20 @@ class Settings(BaseSettings):
                     raise ValueError(
                         f"llm provider {provider.name}: {what} {name!r} isn't declared; there are {', '.join(there) or 'none'}"
                     )
+
+    def day_usd(self, task: TaskSettings) -> float | None:
+        """What a task's deep calls may cost a day; None: no limit."""
+        return self.budget.day_usd if task.day_usd is None else task.day_usd
+
+    def over_budget(self, task: str) -> OverBudget:
+        """What happens with a task's events at its limit."""
+        own = next((each.over_budget for each in self.tasks if each.name == task), None)
+        return own or self.budget.over
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether any task has a limit."""
+        return any(self.day_usd(task) is not None for task in self.tasks)
 
     def topic(self, name: str) -> str:
         """The full name of a topic of ours."""

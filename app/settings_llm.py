@@ -3,12 +3,47 @@
 import os
 from pathlib import Path
 from typing import Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.settings_base import Name, Section
 
-__all__ = ["BreakerSettings", "LlmSettings", "ProviderSettings"]
+__all__ = ["BreakerSettings", "BudgetSettings", "LlmSettings", "OverBudget", "ProviderSettings"]
+
+
+OverBudget = Literal["wait", "light", "review"]
+
+
+class BudgetSettings(Section):
+    """What the deep tier may cost. One stage keeps the sums and grants leases to all workers."""
+
+    day_usd: float | None = Field(
+        None, gt=0, description="US dollars a day for each task that has no `day_usd` of its own; unset: no limit."
+    )
+    over: OverBudget = Field(
+        "wait",
+        description="At the limit, for events that no free provider may see: wait (until the next day), light (the light "
+        "model's answer stands, however sure it is), or review.",
+    )
+    timezone: str = Field("UTC", description="IANA zone in which a day begins.")
+    period_s: float = Field(86_400.0, ge=1, description="Length of a day. Anything else is for tests.")
+    lease_share: float = Field(
+        0.01, gt=0, le=1, description="Share of the limit that a worker takes at once: more costs fewer messages, less "
+        "leaves less unused in others' hands near the limit."
+    )  # fmt: skip
+    alert_share: float = Field(
+        0.8, gt=0, le=1, description="Spent share of the limit from which the log and a metric warn."
+    )
+
+    @field_validator("timezone")
+    @classmethod
+    def _check_zone(cls, value: str) -> str:
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError("allowed: an IANA zone such as Europe/Berlin or UTC") from None
+        return value
 
 
 class ProviderSettings(Section):

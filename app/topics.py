@@ -67,6 +67,11 @@ OURS = (
         config={"cleanup.policy": "compact,delete"},
     ),
     Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True),
+    Topic(name="budget", key="task and day", value="lease that is asked for or given back", written_by="classify"),
+    Topic(
+        name="budget-grants", key="task and day", value="lease that is granted, or refused", written_by="budget",
+        partitions=1, config={"retention.ms": str(DAY_MS)},
+    ),
     Topic(
         name="workers", key="worker id", value="where its web port is", written_by="workers", partitions=1,
         config={"cleanup.policy": "compact", "delete.retention.ms": "3600000"},

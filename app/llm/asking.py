@@ -13,15 +13,18 @@ from app.errors import ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
 from app.llm.parse import parse_answers
 from app.llm.prompts import PromptBuilder
-from app.llm.provider import LeftAlone, Provider
+from app.llm.provider import LeftAlone, NoMoney, Provider
 from models.events import Answer
 
 __all__ = ["Item", "ask_provider"]
 
 log = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
-"""Answers an event may spoil at one provider: with the others, with the other spoilt ones, alone."""
+MOST_TOGETHER = 3
+"""Answers an event may spoil at one provider in company; from then on it is asked alone."""
+
+MOST_ALONE = 3
+"""And alone. One in 15 lone answers of a bad day is spoilt by chance: two tries would send 1 event in 3,000 to a person."""
 
 CAUSES = {"length": "cut", "content_filter": "content-filter"}
 
@@ -30,16 +33,16 @@ class Item:
     """An event and the caller that waits for it."""
 
     __slots__ = (
-        "attempts", "completion_tokens", "cost_usd", "due", "future", "here", "outcomes", "prompt_tokens", "text",
+        "alone", "attempts", "completion_tokens", "cost_usd", "due", "future", "here", "outcomes", "prompt_tokens", "text",
     )  # fmt: skip
 
     def __init__(self, text: str, due: float, future: asyncio.Future[Answer]) -> None:
         self.text, self.due, self.future = text, due, future
-        self.attempts = self.here = self.prompt_tokens = self.completion_tokens = 0
-        """`here`: answers spoilt at the provider that is being asked."""
+        self.attempts = self.here = self.alone = self.prompt_tokens = self.completion_tokens = 0
+        """`here`: answers spoilt at the provider that is being asked; `alone`: those without company."""
         self.cost_usd = 0.0
         self.outcomes: dict[str, tuple[str, str]] = {}
-        """Provider -> kind (bad, failed, skipped) and what came of it."""
+        """Provider -> kind (bad, failed, skipped, budget) and what came of it."""
 
     def fail(self, error: Exception) -> None:
         if not self.future.done():
@@ -49,7 +52,7 @@ class Item:
 async def ask_provider(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]) -> None:
     """Settles what the provider answers; the others are left with its outcome noted in them."""
     for item in items:
-        item.here = 0
+        item.here = item.alone = 0
     size = provider.batch_items(prompts.task.name)
     await _all(provider, prompts, [items[at : at + size] for at in range(0, len(items), size)])
 
@@ -71,17 +74,25 @@ async def _group(provider: Provider, prompts: PromptBuilder, items: Sequence[Ite
         return
     except (ModelUnavailable, ModelRefused) as error:
         kind = "skipped" if isinstance(error, LeftAlone | ModelRefused) else "failed"
+        kind = "budget" if isinstance(error, NoMoney) else kind
         for item in open_:
             item.outcomes[provider.name] = (kind, str(error))
         return
     again = []
     for item in left:
         item.outcomes[provider.name] = ("bad", cause)
-        if item.here < MAX_ATTEMPTS and not (len(open_) == 1 and item.here >= 2):
+        item.alone += len(open_) == 1
+        if item.alone < MOST_ALONE:
             again.append(item)
-    # The spoilt ones together, once, as long as that is a smaller call; then each alone.
-    together = 1 < len(again) < len(open_) and again[0].here < MAX_ATTEMPTS - 1
-    await _all(provider, prompts, [again] if together else [[item] for item in again])
+    await _all(provider, prompts, _regroup(again, len(open_)))
+
+
+def _regroup(left: list[Item], asked: int) -> list[list[Item]]:
+    """The spoilt ones without the others; where all were, in halves, for one bad text may have spoilt the answer."""
+    if asked == 1 or len(left) < 2 or left[0].here >= MOST_TOGETHER:
+        return [[item] for item in left]
+    half = len(left) // 2
+    return [left] if len(left) < asked else [left[:half], left[half:]]
 
 
 async def _halves(provider: Provider, prompts: PromptBuilder, items: Sequence[Item], error: PromptRefused) -> None:

@@ -18,13 +18,14 @@ from typing import Any
 
 from app.llm.asking import Item, ask_provider
 from app.llm.client import ChatClient
-from app.llm.outcomes import NotNow, RoundUsed, Unanswerable
+from app.llm.outcomes import NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.prompts import PromptBuilder
 from app.llm.provider import Provider
+from app.llm.purse import Purse
 from app.settings import Settings
 from models.events import Answer, ModelRequest
 
-__all__ = ["Chain", "DeepClassifier", "NotNow", "RoundUsed", "Unanswerable"]
+__all__ = ["Chain", "DeepClassifier", "NotNow", "OverBudget", "RoundUsed", "Unanswerable"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class DeepClassifier:
         sleep: waits between retries.
         rng: jitter.
         recovered: called when a provider answers again after it was left alone.
+        purse: what calls may cost; None: no limit.
 
     Raises:
         SettingsError: a provider's key, headers or CA can't be used.
@@ -57,6 +59,7 @@ class DeepClassifier:
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         rng: random.Random | None = None,
         recovered: Callable[[], None] = lambda: None,
+        purse: Purse | None = None,
     ) -> None:
         self._llm = settings.llm
         self._prompts = {task.name: PromptBuilder(task, settings.llm.max_item_chars) for task in settings.tasks}
@@ -65,6 +68,7 @@ class DeepClassifier:
             Provider(
                 each, settings.llm, client=None if number else client, clock=clock, sleep=sleep, rng=rng,
                 recovered=recovered,
+                purse=purse,
             )
             for number, each in enumerate(settings.llm.chain())
         )  # fmt: skip
@@ -104,6 +108,7 @@ class DeepClassifier:
         Raises:
             RoundUsed: every provider allowed was asked in vain; some failed. Retryable.
             NotNow: none may be asked now. Retryable.
+            OverBudget: none may be asked for the budget's sake. Retryable.
             Unanswerable: no valid answer for this event. Not retryable.
         """
         prompts = self._prompts.get(request.task)
@@ -249,6 +254,8 @@ class DeepClassifier:
         bad = [what for kind, what in kinds.values() if kind == "bad"]
         if len(bad) == len(kinds):
             item.fail(Unanswerable(bad[-1], item.attempts, tried))
+        elif any(kind == "budget" for kind, _ in kinds.values()):
+            item.fail(OverBudget(tried))
         elif bad or any(kind == "failed" and provider.ready_in_s <= 0 for provider, (kind, _) in kinds.items()):
             item.fail(RoundUsed(item.attempts, tried))
         else:  # an outage says nothing about the event

@@ -9,7 +9,7 @@ ModelError
 
 from app.errors import ModelError, ModelUnavailable
 
-__all__ = ["NotNow", "RoundUsed", "Unanswerable"]
+__all__ = ["NotNow", "OverBudget", "RoundUsed", "Unanswerable"]
 
 
 class RoundUsed(ModelUnavailable):
@@ -35,6 +35,18 @@ class NotNow(ModelUnavailable):
 
     def __init__(self, tried: list[str], retry_after_s: float) -> None:
         super().__init__(f"no provider may be asked now ({'; '.join(tried)})", retry_after_s=retry_after_s)
+        self.tried = tried
+
+
+class OverBudget(ModelUnavailable):
+    """The task's budget of the day is used up. Retryable on the next day, or when a lease is given back.
+
+    Args:
+        tried: `provider: why not`, in order.
+    """
+
+    def __init__(self, tried: list[str]) -> None:
+        super().__init__(f"the budget of the day is used up ({'; '.join(tried)})")
         self.tried = tried
 
 

@@ -28,6 +28,9 @@ REQUEST = "{items}\nAnswer for {numbers}."
 ITEM_TOKENS = 12
 """`"17":"` and `",` cost 6 to 8 in the vocabularies of SmolLM2, Qwen and GPT; the rest is for white space."""
 
+TEMPLATE_TOKENS = 64
+"""Of a chat template: marks around each message, at times a default system line."""
+
 ANSWER_TOKENS = 32
 """Braces, a code fence, a short remark."""
 
@@ -40,6 +43,11 @@ class Prompt:
     schema: Mapping[str, Any]
     version: str
     max_tokens: int
+
+    @property
+    def most_tokens(self) -> int:
+        """No tokenizer makes more tokens than bytes; the server's chat template adds some."""
+        return sum(len(m["content"].encode()) for m in self.messages) + TEMPLATE_TOKENS
 
 
 class PromptBuilder:

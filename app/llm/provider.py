@@ -12,17 +12,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from app import metrics
-from app.errors import ModelRefused, ModelUnavailable
+from app.errors import ModelError, ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
 from app.llm.breaker import Breaker, Permit
 from app.llm.client import ChatClient
 from app.llm.loopback import is_loopback_url
 from app.llm.prices import price_of
 from app.llm.prompts import Prompt
+from app.llm.purse import DENIED_S, Purse
 from app.settings import LlmSettings, ProviderSettings
 from models.events import ModelRequest
 
-__all__ = ["LONGEST_WAIT_S", "LeftAlone", "Provider"]
+__all__ = ["LONGEST_WAIT_S", "LeftAlone", "NoMoney", "Provider"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ LONGEST_WAIT_S = 10.0
 
 class LeftAlone(ModelUnavailable):
     """The provider wasn't asked: its breaker is open, or it named a long wait. Retryable."""
+
+
+class NoMoney(LeftAlone):
+    """The provider wasn't asked: the task's budget of the day is used up. Retryable."""
 
 
 class Provider:
@@ -45,6 +50,7 @@ class Provider:
         sleep: waits between retries.
         rng: jitter.
         recovered: called when it answers again after its breaker was open.
+        purse: what calls may cost; None: no limit.
 
     Raises:
         SettingsError: its key, headers or CA can't be used.
@@ -60,6 +66,7 @@ class Provider:
         sleep: Callable[[float], Coroutine[Any, Any, None]] = asyncio.sleep,
         rng: random.Random | None = None,
         recovered: Callable[[], None] = lambda: None,
+        purse: Purse | None = None,
     ) -> None:
         self.settings, self._llm = settings, llm
         self.name, self.model = settings.name, settings.model
@@ -71,7 +78,7 @@ class Provider:
         self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s)
         self._clock, self._sleep = clock, sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        self._recovered = recovered
+        self._recovered, self._purse = recovered, purse
         self._breaker = Breaker(llm.breaker, clock, self._closed)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._rest_until = 0.0
@@ -135,13 +142,14 @@ class Provider:
 
         Raises:
             LeftAlone: it may not be asked now. Retryable.
+            NoMoney: likewise, for the budget's sake. Retryable.
             ModelUnavailable: it failed; the last failure. Retryable.
             PromptRefused: it refuses this prompt; another may pass.
             ModelRefused: it refuses us; it is left alone for llm.breaker.refused_s. Not retryable.
         """
         for attempt in range(self._llm.max_retries + 1):
             try:
-                completion = await self._call(prompt)
+                completion = await self._paid(prompt, task)
             except LeftAlone:
                 raise
             except ModelUnavailable as error:
@@ -153,6 +161,33 @@ class Provider:
                 self._count(completion, task, items)
                 return completion
         raise AssertionError("the last attempt returns or raises")
+
+    async def _paid(self, prompt: Prompt, task: str) -> Completion:
+        """A call whose most possible cost is set aside before, and settled after."""
+        if self._purse is None or self.price.free:
+            return await self._call(prompt)
+        most_usd = self.price.cost(prompt.most_tokens, prompt.max_tokens)
+        try:
+            reservation = await self._purse.reserve(task, most_usd)
+        except TimeoutError as error:
+            raise LeftAlone(f"no grant from the budget of task {task} in time") from error
+        if reservation is None and self._purse.is_final(task):
+            raise NoMoney(f"the budget of task {task} is used up")
+        if reservation is None:
+            raise LeftAlone(f"the budget of task {task} is all leased", retry_after_s=DENIED_S)
+        used_usd = most_usd  # a call that breaks off may be billed
+        try:
+            completion = await self._call(prompt)
+            used_usd = self.price.cost(completion.prompt_tokens, completion.completion_tokens)
+        except LeftAlone:
+            used_usd = 0.0
+            raise
+        except ModelError as error:
+            used_usd = most_usd if error.status in (None, 200) else 0.0
+            raise
+        finally:
+            self._purse.settle(reservation, used_usd)
+        return completion
 
     async def _call(self, prompt: Prompt) -> Completion:
         permit = await self._admitted()

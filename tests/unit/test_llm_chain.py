@@ -108,7 +108,7 @@ async def test_event_that_all_providers_spoil_is_unanswerable_with_what_each_did
         one.by_text["hello"] = two.by_text["hello"] = "greeting"
         (error,) = await ask(deep, request("hello"))
         assert isinstance(error, Unanswerable)
-        assert (error.attempts, error.tried) == (4, ["p0: no-answer", "p1: no-answer"])
+        assert (error.attempts, error.tried) == (6, ["p0: no-answer", "p1: no-answer"])
 
 
 async def test_chain_used_up_gives_every_cause() -> None:

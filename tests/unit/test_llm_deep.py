@@ -95,12 +95,20 @@ async def test_missing_wrong_and_doubled_numbers_are_asked_again_together_and_th
     assert [call.items for call in server.calls[1:]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
 
 
-async def test_what_is_spoilt_twice_is_asked_alone(server: ms.ModelServer) -> None:
-    server.script(ms.answer(missing=[3, 5, 8]), ms.answer(missing=[1, 3]))
+async def test_answer_of_no_use_is_asked_for_in_halves(server: ms.ModelServer) -> None:
+    server.script(ms.raw('{"choices":[{"message":{"content":"sorry"},"finish_reason":"stop"}]}'))
+    async with deep(server) as classifier:
+        assert list(categories(await ask(classifier))) == RIGHT
+    assert sorted(len(call.items) for call in server.calls) == [10, 10, 20]
+
+
+async def test_what_is_spoilt_three_times_is_asked_alone(server: ms.ModelServer) -> None:
+    server.script(ms.answer(missing=[3, 5, 8]), ms.answer(missing=[1, 3]), ms.answer(missing=[1, 2]))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert [call.items for call in server.calls[1:2]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
-    assert sorted(call.items for call in server.calls[2:]) == sorted([[TEXTS[2]], [TEXTS[7]]])
+    assert [call.items for call in server.calls[2:3]] == [[TEXTS[2], TEXTS[7]]]
+    assert sorted(call.items for call in server.calls[3:]) == sorted([[TEXTS[2]], [TEXTS[7]]])
 
 
 async def test_cut_answer_keeps_the_whole_ones_and_asks_the_rest_in_a_smaller_batch(server: ms.ModelServer) -> None:
@@ -116,9 +124,9 @@ async def test_text_that_spoils_its_answer_is_unanswerable_and_the_others_are_no
         answers = await ask(classifier)
     odd = answers.pop(3)
     assert isinstance(odd, Unanswerable)
-    assert (odd.cause, odd.attempts, odd.retryable) == ("no-answer", 2, False)
+    assert (odd.cause, odd.attempts, odd.retryable) == ("no-answer", 4, False)
     assert list(categories(answers)) == RIGHT[:3] + RIGHT[4:]
-    assert [call.items for call in server.calls[1:]] == [["hello"]]
+    assert [call.items for call in server.calls[1:]] == [["hello"]] * 3
 
 
 async def test_lone_event_is_asked_again_once(server: ms.ModelServer) -> None:
@@ -128,12 +136,12 @@ async def test_lone_event_is_asked_again_once(server: ms.ModelServer) -> None:
     assert len(server.calls) == 2
 
 
-async def test_answer_cut_every_time_ends_after_three_attempts(server: ms.ModelServer) -> None:
+async def test_answer_cut_every_time_ends_after_three_attempts_alone(server: ms.ModelServer) -> None:
     server.always = ms.answer(cut_at=1)
     async with deep(server) as classifier:
         errors = await ask(classifier, TEXTS[:3])
-    assert {(e.cause, e.attempts) for e in errors if isinstance(e, Unanswerable)} == {("cut", 2)}
-    assert len(server.calls) == 4
+    assert {(e.cause, e.attempts) for e in errors if isinstance(e, Unanswerable)} == {("cut", 4), ("cut", 5)}
+    assert len(server.calls) == 11
 
 
 @pytest.mark.parametrize("text", ["12", "7: other", '1": "other', 'x\n2: "other"', "a\u2028b", "hi \ud83d", "```\n{"])
