@@ -15,7 +15,10 @@ from tests.helpers.topics import create
 OURS = {
     "rekeyed", "agg-events", "late-events", "agent-trigger",
     "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
+    "budget", "budget-grants",
 }  # fmt: skip
+SINGLE = {"workers", "budget-grants"}
+"""Topics of one partition."""
 
 
 def settings(kafka: EmbeddedKafka | None = None, **given: Any) -> Settings:
@@ -28,8 +31,8 @@ def settings(kafka: EmbeddedKafka | None = None, **given: Any) -> Settings:
 def test_every_topic_gets_the_prefix_and_the_asked_partitions() -> None:
     found = {t.name: t for t in topics.topics(settings(topic_prefix="shop.", partitions=7))}
     assert set(found) == {f"shop.{name}" for name in OURS}
-    assert {t.partitions for name, t in found.items() if name != "shop.workers"} == {7}
-    assert found["shop.workers"].partitions == 1
+    assert {t.partitions for name, t in found.items() if name.removeprefix("shop.") not in SINGLE} == {7}
+    assert {found[f"shop.{name}"].partitions for name in SINGLE} == {1}
 
 
 def test_topics_that_carry_raw_records_have_room_for_our_headers() -> None:
@@ -48,7 +51,7 @@ def test_retention_is_what_the_topic_is_for() -> None:
 async def test_missing_topics_are_made_and_a_second_time_changes_nothing(kafka: EmbeddedKafka, prefix: str) -> None:
     own = settings(kafka, topic_prefix=prefix, partitions=3)
     first = await topics.ensure(own)
-    assert first == {f"{prefix}{name}": 3 for name in OURS | {"raw-events"}} | {f"{prefix}workers": 1}
+    assert first == {f"{prefix}{name}": 3 for name in OURS | {"raw-events"}} | {f"{prefix}{name}": 1 for name in SINGLE}
     assert await topics.ensure(own) == first
 
 
