@@ -36,7 +36,7 @@ log = logging.getLogger("headrace")
 HEARTBEATS_PER_SESSION = 5
 """Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
 PORTS_TRIED = 50
-GC_THRESHOLD = (100_000, 20, 50)
+GC_THRESHOLD = (500_000, 20, 50)
 """A batch makes thousands of short-lived objects; the default of 700 looks through them again and again."""
 
 

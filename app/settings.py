@@ -87,9 +87,9 @@ class KafkaSettings(Section):
         300.0, ge=30, description="Kafka's default. Slow work is a queue in State, so it needs no more."
     )
     request_timeout_s: float = Field(40.0, ge=10, description="One request to a broker. Above session_timeout_s.")
-    fetch_max_bytes: int = Field(5 << 20, ge=1 << 16, description="Bytes a fetch may bring for all partitions.")
+    fetch_max_bytes: int = Field(16 << 20, ge=1 << 16, description="Bytes a fetch may bring for all partitions.")
     partition_fetch_bytes: int = Field(
-        1 << 20, ge=1 << 16, description="Bytes a fetch may bring for one partition; holds about 2,500 usual events."
+        4 << 20, ge=1 << 16, description="Bytes a fetch may bring for one partition; holds a batch of usual events."
     )
     max_message_bytes: int = Field(
         1_048_588, ge=1024, description="The brokers' message.max.bytes: what is larger is refused before it is sent."
@@ -116,10 +116,10 @@ class DeliverySettings(Section):
     """Batches and transactions."""
 
     batch_records: int = Field(
-        2000,
+        8000,
         ge=1,
         le=100_000,
-        description="Most records in one transaction: larger ones cost less each, and wait more.",
+        description="Most records in one transaction: larger ones cost less each (us and the broker), and wait more.",
     )
     commit_interval_ms: int = Field(
         100, ge=0, le=10_000, description="How long a lane gathers records under light load before it commits. 0: none."

@@ -90,7 +90,10 @@ def parse(value: bytes, max_depth: int) -> Any | Bad:
         return bad
     try:
         return _any(value)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError) as error:
+        # The usual fault, a value cut short, needs no second parser. (Half a surrogate pair near the end looks alike.)
+        if str(error) == "Input data was truncated" and b"\\u" not in value:
+            return Bad(reason="invalid-json", message=f"the value ends in the middle, after {len(value)} bytes")
         return _parse_strictly(value)
 
 

@@ -190,3 +190,10 @@ def test_no_message_holds_payload_text() -> None:
         bad = SOURCE.read(record(value))
         assert isinstance(bad, Bad)
         assert "SECRET" not in bad.message
+
+
+def test_a_value_cut_short_says_so_and_half_a_pair_at_its_end_is_still_valid() -> None:
+    cut = parse(b'{"event_id": "e1", "payl', 64)
+    assert isinstance(cut, Bad)
+    assert (cut.reason, cut.message) == ("invalid-json", "the value ends in the middle, after 24 bytes")
+    assert parse(b'{"a":"\\ud800"}', 64) == {"a": "\ud800"}
