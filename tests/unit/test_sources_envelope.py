@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.sources.document import parse
 from app.sources.reasons import REASONS
 from models.events import Bad, Event
 from tests.helpers.records import NOW_MS, envelope, record, source
