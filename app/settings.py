@@ -428,6 +428,14 @@ class Settings(BaseSettings):
         categories = {t.name: {c.id for c in t.categories} for t in self.tasks if t.input == "windows"}
         asked = {t.name: t.aggregates for t in self.tasks if t.input == "windows"}
         check_windows(self.aggregates, self.intents, categories, asked)
+        keyed = {s.name: not s.rekey for s in self.sources}
+        for aggregate in self.aggregates:
+            over = aggregate.sources or list(keyed)
+            if len(over) != 1 or not keyed[over[0]]:
+                raise ValueError(
+                    f"aggregate {aggregate.name}, sources: one source that is keyed by the entity (without rekey) is needed, "
+                    f"given {', '.join(over) or 'none'}"
+                )
         return self
 
     def _check_providers(self) -> None:

@@ -33,6 +33,14 @@ _encode = msgspec.json.Encoder().encode
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
+STORIES = 0.02
+"""Chance that an ordinary structured event begins a story: a few events of one user that mean something together."""
+CRAWLER_VIEWS = 110
+
+Told = tuple[str, str, str, str, dict[str, Any]]
+"""User, event type, system, category, payload."""
+
+
 @dataclass(frozen=True, slots=True)
 class DemoRecord:
     """What is sent, and what it is: for tests and for measuring answers against the truth."""
@@ -89,6 +97,7 @@ class _Shop:
         self.rng, self.seed = rng, seed
         self.texts = demo_texts()
         self.ids = itertools.count(1)
+        self.story: deque[Told] = deque()
 
     def event(self, at_ms: int, late: bool) -> DemoRecord:
         if late:
@@ -100,8 +109,14 @@ class _Shop:
             return self._record(host, "heartbeat", at_ms, "monitor", payload, "heartbeat", "", late)
         user = self._user()
         if chance < HEARTBEATS + STRUCTURED:
-            event_type, system, category, payload = self._structured()
-            return self._record(user, event_type, at_ms, system, payload, "structured", category, late)
+            if not self.story and self.rng.random() < STORIES:
+                self.story.extend(self._story(user))
+            if self.story:
+                user, event_type, system, category, payload = self.story.popleft()
+            else:
+                event_type, system, category, payload = self._structured()
+            kind = "message" if event_type == "customer.message" else "structured"
+            return self._record(user, event_type, at_ms, system, payload, kind, category, late)
         text, category = self.rng.choice(self.texts)
         payload = {"message": text, "channel": self.rng.choice(("app", "mail", "chat"))}
         return self._record(user, "customer.message", at_ms, "support", payload, "message", category, late)
@@ -125,6 +140,28 @@ class _Shop:
     def _user(self) -> str:
         """A few users are much busier than the rest."""
         return f"user-{int(USERS * self.rng.random() ** 2) + 1:04d}"
+
+    def _story(self, user: str) -> list[Told]:
+        """Three failed payments and a question; a cart that is left after three hesitations; or a crawler."""
+        name = self.rng.choices(("payment", "cart", "crawler"), (3, 3, 1))[0]
+        if name == "payment":
+            failed = {"order_id": f"SO-{self.rng.randint(100_000, 999_999)}", "method": "card"}
+            text = self.rng.choice([text for text, category in self.texts if category == "payment"])
+            message = {"message": text, "channel": "chat"}
+            return [
+                *[(user, "payment.failed", "payments", "payment", failed)] * 3,
+                (user, "customer.message", "support", "payment", message),
+            ]
+        if name == "cart":
+            paused = {"page": "/checkout", "seconds": self.rng.randint(8, 40)}
+            return [
+                *[(user, "page.hesitated", "web", "other", paused)] * 3,
+                (user, "cart.abandoned", "web", "order", {"items": self.rng.randint(1, 5)}),
+            ]
+        crawler = f"visitor-{self.rng.randint(1, 99):04d}"
+        return [
+            (crawler, "page.viewed", "web", "other", {"page": f"/products/{number}"}) for number in range(CRAWLER_VIEWS)
+        ]
 
     def _structured(self) -> tuple[str, str, str, dict[str, Any]]:
         rng = self.rng

@@ -173,6 +173,10 @@ class Rig:
         """This, as the chain sees it."""
         return self
 
+    @staticmethod
+    def fresh() -> Outbox:
+        return Outbox(2_000_000_000_000)
+
     def post(self, work: Any) -> None:
         self.posted.append(work)
 
@@ -184,7 +188,7 @@ class Rig:
 
     def take(self, events: Iterable[tuple[int, Given]], *, crash: bool = False) -> Outbox:
         """One batch of offsets and events, with the work that waits. With `crash` it is computed and lost."""
-        out = Outbox(2_000_000_000_000)
+        out = self.fresh()
         batch = Batch([], 0, self.view, out)
         self.chain.take(batch, [(given.record(offset), given.event(offset)) for offset, given in events])
         self._finish(out, crash)
@@ -200,10 +204,15 @@ class Rig:
         self.commit(out)
         self.chain.committed(self.lane)
 
+    def work(self, work: Any) -> None:
+        """Work without input."""
+        self.posted.append(work)
+        self.settle()
+
     def settle(self) -> None:
         """Does the work that waits, and what follows from it."""
         while self.posted:
-            self._finish(Outbox(2_000_000_000_000), crash=False)
+            self._finish(self.fresh(), crash=False)
 
     def commit(self, out: Outbox) -> None:
         self.database.write(out.local.items())

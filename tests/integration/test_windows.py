@@ -150,3 +150,86 @@ async def test_an_auth_log_gives_the_windows_of_a_recomputation_through_a_kill(f
             stream.append(Given(record.key.decode(), int(moment.timestamp() * 1000), message[:64]))
         streams.append(stream)
     await compare(fleet, streams, 120)
+
+
+INTENTS = """
+[[sources]]
+name = "shop"
+topic = "{topic}"
+
+[windows]
+idle_s = 2
+
+[[aggregates]]
+name = "minute"
+size_s = 10
+hop_s = 10
+grace_s = 0
+
+[[intents]]
+name = "crawler"
+aggregate = "minute"
+when = [{{ count = "page.viewed", at_least = 100 }}]
+incident = "crawler"
+category = "robot"
+
+[[intents]]
+name = "cart"
+aggregate = "minute"
+sequence = [{{ label = "page.hesitated", times = 3 }}, {{ label = "cart.abandoned" }}]
+within_s = 60
+category = "abandoned-cart"
+
+[[tasks]]
+name = "visit"
+input = "windows"
+min_events = 3
+[[tasks.categories]]
+id = "logistics"
+description = "about delivery"
+[[tasks.categories]]
+id = "other"
+description = "anything else"
+"""
+
+
+async def test_a_crawler_an_abandoned_cart_and_an_undecided_window_each_get_their_end(fleet: Fleet) -> None:
+    topic, now = f"{fleet.prefix}shop", int(time.time() * 1000) // 10_000 * 10_000
+    visits = {
+        "bot": ["page.viewed"] * 100_000,
+        "cart": [*["page.hesitated"] * 3, "cart.abandoned"],
+        "asks": ["page.viewed", "order.tracked", "order.tracked"],
+        "brief": ["page.viewed"],
+    }
+    rows = [
+        (
+            user.encode(),
+            json.dumps({"event_id": f"{user}-{n}", "event_type": kind, "event_time": now + n % 9000}).encode(),
+        )
+        for user, kinds in visits.items()
+        for n, kind in enumerate(kinds)
+    ]
+    await send(fleet, topic, rows)
+    async with ModelServer() as server:
+        fleet.started(
+            INTENTS.format(topic=topic),
+            HEADRACE_LLM__BASE_URL=server.base_url, HEADRACE_LLM__MODEL="stub", HEADRACE_LIGHT__ENABLED="false",
+        )  # fmt: skip
+        windows = await emitted(fleet, len(visits), 100)
+        deadline = time.monotonic() + 60
+        while len(results := await topics.read(fleet.bootstrap, f"{fleet.prefix}ai-results")) < 3:
+            assert time.monotonic() < deadline, fleet.workers[0].log.read_text()[-2000:]
+            await asyncio.sleep(1)
+    by_id = {json.loads(r.value)["event_id"]: json.loads(r.value) for r in results}
+    assert {name: (r["category"], r["tier"], r["why"].split(" ")[0]) for name, r in by_id.items()} == {
+        f"bot@minute@{now}": ("robot", "rule", "crawler"),
+        f"cart@minute@{now}": ("abandoned-cart", "rule", "cart"),
+        f"asks@minute@{now}": ("logistics", "deep", "no"),
+    }
+    assert len(results) == 3
+    ((incident),) = [json.loads(r.value) for r in await topics.read(fleet.bootstrap, f"{fleet.prefix}agent-trigger")]
+    assert (incident["id"], incident["open"]) == (f"bot@minute@{now}@crawler", True)
+    (bot,) = [window for window in windows if window["entity"] == "bot"]
+    assert (bot["events"], bot["cut"], bot["intents"]) == (100_000, 99_900, ["crawler"])
+    (text,) = [text for call in server.calls for text in call.items]
+    assert text.startswith("3 events of asks in")

@@ -41,6 +41,13 @@ events = st.one_of(st.lists(one_event, max_size=30), st.integers(0, 1 << 32).map
 cuts = st.lists(st.integers(1, 7), min_size=1, max_size=10)
 
 
+INTENTS = [
+    {"name": "many", "aggregate": "agg", "when": [{"count": "*", "at_least": 4}], "incident": "many"},
+    {"name": "pay", "aggregate": "agg", "sequence": [{"label": "click"}, {"label": "pay"}], "category": "pay"},
+    {"name": "fail", "aggregate": "agg", "when": [{"count": "fail", "at_least": 2}], "incident": "f", "early": False},
+]
+
+
 def declared(size: int, hop: int, grace: int, keep: int, close: int, **more: Any) -> Settings:
     feature = "payload.amount"
     return Settings.model_validate(
@@ -101,12 +108,14 @@ def test_windows_equal_a_recomputation_however_the_input_is_cut(
 def test_batches_crashes_and_bounded_closing_leave_the_same_state_and_outputs(
     stream: list[Given], one: list[int], other: list[int], close: int, crashes: frozenset[int]
 ) -> None:
-    plain = Rig(declared(60, 30, 10, 5, 1000))
-    hard = Rig(declared(60, 30, 10, 5, close))
+    plain = Rig(declared(60, 30, 10, 5, 1000, intents=INTENTS))
+    hard = Rig(declared(60, 30, 10, 5, close, intents=INTENTS))
     feed(plain, stream, one)
     feed(hard, stream, other, crashes)
     assert hard.windows() == plain.windows()
     assert hard.rows() == plain.rows()
+    for topic in ("agent-trigger", "ai-results", "late-events"):
+        assert sorted(map(repr, hard.of(topic))) == sorted(map(repr, plain.of(topic)))
     assert hard.counts == plain.counts
 
 
