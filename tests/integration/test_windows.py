@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.conftest import Fleet
 from tests.helpers import topics
+from tests.helpers.modelserver import ModelServer
 from tests.helpers.windows import Given, comparable, recompute
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -198,7 +199,7 @@ async def test_a_crawler_an_abandoned_cart_and_an_undecided_window_each_get_thei
     visits = {
         "bot": ["page.viewed"] * 100_000,
         "cart": [*["page.hesitated"] * 3, "cart.abandoned"],
-        "asks": ["page.viewed", "order.tracked", "order.tracked"],
+        "asks": ["page.viewed", "parcel.tracked", "parcel.tracked"],
         "brief": ["page.viewed"],
     }
     rows = [
