@@ -335,7 +335,7 @@ class Classify:
             done = model_result(item, answer, tier, why, out.now_ms)
             out.send(self.results, done.event_id.encode(), _json(done))
             out.count(done.tier, done.task)
-            out.latencies.append((done.tier, done.latency_ms / 1000))
+            out.latencies.setdefault(done.tier, []).append(done.latency_ms / 1000)
             if key is not None:
                 self.same.remember(out, key, open_.key, answer, asked)
             return done.tier, done.category, done.why

@@ -147,7 +147,7 @@ class Ingest:
         if type(route) is RuleAnswer:
             result = rule_result(record, event, route, out.now_ms)
             out.send(self.results, key, _json(result), trace_headers(event))
-            out.latencies.append(("rule", result.latency_ms / 1000))
+            out.latencies.setdefault("rule", []).append(result.latency_ms / 1000)
             return "rule", route.rule
         if type(route) is NeedsModel:
             self._asked.append((record, event, route, source))

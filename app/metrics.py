@@ -3,6 +3,10 @@
 Labels never hold ids. Counters count committed work only, unless the help says otherwise.
 """
 
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Sequence
+
 from prometheus_client import Counter, Gauge, Histogram
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "RECORDS_OUT",
     "STATE_BYTES",
     "TRANSACTION_SECONDS",
+    "observe_many",
 ]
 
 FINE = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -109,3 +114,10 @@ ALL = (
     MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""
+
+
+def observe_many(histogram: Histogram, seconds: Sequence[float]) -> None:
+    """Observes the values of a whole batch: one update a bucket, where `observe` takes two locks a value."""
+    for bucket, n in Counts([bisect_left(histogram._upper_bounds, value) for value in seconds]).items():
+        histogram._buckets[bucket].inc(n)
+    histogram._sum.inc(sum(seconds))

@@ -48,8 +48,8 @@ class Outbox:
         self.local: dict[bytes, bytes | None] = {}
         self.counts: dict[tuple[str, str], int] = {}
         """(outcome, detail) -> how many events; becomes metrics when the batch takes effect."""
-        self.latencies: list[tuple[str, float]] = []
-        """Tier and seconds from the raw record's append, of each result; likewise."""
+        self.latencies: dict[str, list[float]] = {}
+        """Seconds from the raw record's append to the result, by tier; likewise."""
 
     def count(self, outcome: str, detail: str = "", n: int = 1) -> None:
         """Notes what became of an event."""
@@ -126,7 +126,8 @@ class Outbox:
         self.large = self.large or other.large
         self.changelog.update(other.changelog)
         self.local.update(other.local)
-        self.latencies.extend(other.latencies)
+        for tier, seconds in other.latencies.items():
+            self.latencies.setdefault(tier, []).extend(seconds)
         for key, n in other.counts.items():
             self.count(*key, n)
 

@@ -17,7 +17,7 @@ from aiokafka.structs import TopicPartition
 from app import metrics
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
-from app.delivery.partitions import partition_for
+from app.delivery.partitions import partitions_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.stage import Stage
 from app.delivery.state import APPLIED, State, decode_applied
@@ -85,9 +85,10 @@ class Delivery:
         if count is None:
             raise OutputError(f"topic {topic} isn't there; `headrace check` tells what is missing")
         found: dict[int, list[Row]] = {}
-        for row in rows:
-            key = row[0]
-            partition = fallback % count if key is None else partition_for(key, count)
+        keyed = [row for row in rows if row[0] is not None]
+        if len(keyed) < len(rows):
+            found[fallback % count] = [row for row in rows if row[0] is None]
+        for row, partition in zip(keyed, partitions_for([row[0] or b"" for row in keyed], count), strict=True):
             its = found.get(partition)
             if its is None:
                 its = found[partition] = []

@@ -116,8 +116,8 @@ class Stage:
             metrics.RECORDS_IN.labels(self.name).inc(transaction.records)
         for (outcome, detail), n in transaction.out.counts.items():
             metrics.OUTCOMES.labels(self.name, outcome, detail).inc(n)
-        for tier, seconds in transaction.out.latencies:
-            metrics.APPEND_TO_RESULT_SECONDS.labels(tier).observe(seconds)
+        for tier, seconds in transaction.out.latencies.items():
+            metrics.observe_many(metrics.APPEND_TO_RESULT_SECONDS.labels(tier), seconds)
         for (topic, _), rows in transaction.out.sends.items():
             metrics.RECORDS_OUT.labels(self.name, topic).inc(len(rows))
         self.logic.committed(lane)

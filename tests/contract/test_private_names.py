@@ -5,11 +5,15 @@ from importlib.metadata import version
 
 import aiokafka
 import pytest
-from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.subscription_state import TopicPartitionState
+from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionManager
 from faust.transport import consumer as faust_consumer
 from faust.transport.drivers import aiokafka as driver
+from prometheus_client import CollectorRegistry, Histogram
+
+from app.metrics import observe_many
 
 
 @pytest.mark.parametrize(
@@ -33,7 +37,12 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (faust_consumer.Consumer, "wait_empty"),
         (faust_consumer.Consumer, "perform_seek"),
         (Fetcher, "_create_fetch_waiter"),
-        (Fetcher, "fetched_records"),
+        (Fetcher, "_notify"),
+        (FetchResult, "check_assignment"),
+        (FetchResult, "has_more"),
+        (FetchResult, "_update_position"),
+        (PartitionRecords, "_consume_aborted_up_to"),
+        (PartitionRecords, "_contains_abort_marker"),
         (TransactionManager, "is_in_transaction"),
     ],
 )
@@ -49,6 +58,16 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
         (aiokafka.AIOKafkaConsumer.__init__, "self._closed"),
         (Fetcher.__init__, "self._subscriptions"),
         (Fetcher.__init__, "self._closed"),
+        (Fetcher.__init__, "self._records"),
+        (Fetcher.__init__, "self._wait_consume_future"),
+        (FetchResult.__init__, "self._partition_records"),
+        (PartitionRecords.__init__, "self._records"),
+        (PartitionRecords.__init__, "self._aborted_producers"),
+        (PartitionRecords.__init__, "self._check_crcs"),
+        (PartitionRecords.__init__, "self._isolation_level"),
+        (PartitionRecords.__init__, "self.next_fetch_offset"),
+        (BatchBuilder.__init__, "self._builder"),
+        (BatchBuilder.__init__, "self._relative_offset"),
         (TopicPartitionState.__init__, "self._position"),
         (TopicPartitionState.__init__, "self.lso"),
         (TopicPartitionState.__init__, "self.timestamp"),
@@ -61,6 +80,14 @@ def test_the_attribute_is_still_set(owner: object, attribute: str) -> None:
     assert attribute in inspect.getsource(owner)  # type: ignore[arg-type]
 
 
-def test_a_fetch_with_no_wait_gives_only_what_is_buffered() -> None:
-    source = inspect.getsource(Fetcher.fetched_records)
-    assert "if drained or not timeout" in source
+def test_a_histogram_takes_many_values_as_it_takes_each() -> None:
+    registry = CollectorRegistry()
+    one = Histogram("one", "", buckets=(0.1, 1.0), registry=registry)
+    many = Histogram("many", "", buckets=(0.1, 1.0), registry=registry)
+    values = [0.0, 0.1, 0.2, 1.0, 5.0, 0.05]
+    for value in values:
+        one.observe(value)
+    observe_many(many, values)
+    for suffix, label in (("bucket", "0.1"), ("bucket", "1.0"), ("bucket", "+Inf"), ("count", None), ("sum", None)):
+        labels = {"le": label} if label else {}
+        assert registry.get_sample_value(f"one_{suffix}", labels) == registry.get_sample_value(f"many_{suffix}", labels)
