@@ -49,9 +49,12 @@ def arguments() -> argparse.ArgumentParser:
     common(mode, rounds=3)
     mode = modes.add_parser("path", help="raw event to result by rule, exactly once: throughput, then latency")
     mode.set_defaults(run=run_path)
-    mode.add_argument("--contestants", choices=["ours"], default="ours", help="only ours has this path so far")
+    mode.add_argument(
+        "--contestants", type=contestants, default=["ours"], help="comma-separated; peers have no windows"
+    )
     mode.add_argument("--events", type=at_least(2000), default=300_000)
-    mode.add_argument("--workers", type=at_least(1), default=1, help="worker processes")
+    mode.add_argument("--same", action="store_true", help="give slow contestants all events as well")
+    mode.add_argument("--workers", type=at_least(1), default=1, help="worker processes of ours")
     mode.add_argument("--partitions", type=at_least(1), default=PARTITIONS)
     mode.add_argument(
         "--rate", type=at_least(10), default=0, help="load of the latency run; half the throughput if unset"
@@ -136,7 +139,7 @@ def run_path(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run_all(given: argparse.Namespace) -> list[dict[str, Any]]:
-    whole = [{**row, "name": "path"} for row in measure_path(given)]
+    whole = [{**row, "name": f"{row['name']} path"} for row in measure_path(given)]
     rows = [*measure_ingest(given), *whole]
     write(given, rows)
     show(rows)
@@ -154,11 +157,16 @@ def measure_path(given: argparse.Namespace) -> list[dict[str, Any]]:
         workers=given.workers, partitions=given.partitions, windows=not given.no_windows, seconds=given.seconds,
         rate=given.rate,
     )  # fmt: skip
-    return path.run(given.events, given.rounds, setup, say)
+    names = ingest.available(given.contestants, say)
+    if setup.partitions != PARTITIONS and names != ["ours"]:
+        raise SystemExit(
+            f"the peers' programs are written for {PARTITIONS} partitions; --partitions goes with ours alone"
+        )
+    return path.run(names, given.events, given.rounds, setup, say, given.same)
 
 
 def show_latency(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
+    for row in (row for row in rows if row["rate"]):
         say(
             f"whole path, {row['workers']} workers, at {row['rate']} events/s: from the raw event's append until its result "
             f"is visible (read committed) p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms; until the result's append p50 "
@@ -214,12 +222,12 @@ def write(given: argparse.Namespace, rows: list[dict[str, Any]], more: tuple[str
 
 def show(rows: list[dict[str, Any]]) -> None:
     say(
-        f"\n{'':12}{'events':>9}{'events/s':>10}{'CPU us/event':>14}{'peak MB':>9}{'right':>7}"
+        f"\n{'':17}{'events':>9}{'events/s':>10}{'CPU us/event':>14}{'peak MB':>9}{'right':>7}"
         f"{'ours/it':>9}{'its CPU/ours':>14}"
     )
     for row in rows:
         say(
-            f"{row['name']:12}{row['events']:>9}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}"
+            f"{row['name']:17}{row['events']:>9}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}"
             f"{row['peak_rss_mb']:>9.0f}{'yes' if row['right'] else 'NO':>7}{row.get('ratio', ''):>9}"
             f"{row.get('cpu_ratio', ''):>14}"
         )

@@ -38,6 +38,13 @@ class Job:
     """Input."""
     prefix: str
     """Of output topics and the group."""
+    results: bool = False
+    """The whole path: each clean event gets a result by rule as well."""
+
+    @property
+    def more(self) -> list[str]:
+        """What tells a peer's program so."""
+        return ["results"] if self.results else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +100,7 @@ def _module(name: str, *more: str) -> Callable[[Job, Say], Launch]:
                 job.prefix,
                 group,
                 *places,
+                *job.more,
             ],
             group=group,
             env={},
@@ -109,7 +117,16 @@ def _peer(name: str, *more: str) -> Callable[[Job, Say], Launch]:
         program = str(HERE / "peers" / f"{name}_ingest.py")
         places = [str(job.folder) for _ in more]
         return Launch(
-            command=[str(python_of(name, say)), program, job.bootstrap, job.topic, job.prefix, group, *places],
+            command=[
+                str(python_of(name, say)),
+                program,
+                job.bootstrap,
+                job.topic,
+                job.prefix,
+                group,
+                *places,
+                *job.more,
+            ],
             group=group,
             env={},
         )
@@ -121,7 +138,7 @@ def _kstreams(commit_ms: int) -> Callable[[Job, Say], Launch]:
     def launch(job: Job, say: Say) -> Launch:
         group = f"{job.prefix}bench"
         places = [job.bootstrap, job.topic, job.prefix, group, str(job.folder)]
-        command = [*java_program(say), "bench.Ingest", *places, str(commit_ms)]
+        command = [*java_program(say), "bench.Ingest", *places, str(commit_ms), *job.more]
         return Launch(command=command, group=group, env={})
 
     return launch

@@ -23,6 +23,9 @@ REPEATED, BROKEN = 0.1, 0.02
 REACH = 1000
 """How many records back a repeated one may lie."""
 USERS = 20_000
+BEGUN_MS = 1_764_000_000_000
+EVENTS_PER_S = 10_000
+"""In event time: each user has an event every two seconds, 30 in a window of a minute."""
 BATCH_BYTES = 1_000_000
 SHOW_EVERY = 10_000
 CUT = 10
@@ -41,8 +44,11 @@ class Expected:
     """CRC-32 of each broken record."""
 
 
-def records(count: int, expected: Expected, seed: int = 1) -> Iterator[tuple[int, bytes]]:
-    """User number and value of each event; notes in `expected` what must become of it."""
+def records(count: int, expected: Expected, seed: int = 1, per_s: int = EVENTS_PER_S) -> Iterator[tuple[int, bytes]]:
+    """User number and value of each event; notes in `expected` what must become of it.
+
+    Event times go on by a second every `per_s` events.
+    """
     rnd = random.Random(seed)
     text = json.dumps(TEXT, ensure_ascii=False)
     recent: list[tuple[int, bytes]] = []
@@ -52,7 +58,7 @@ def records(count: int, expected: Expected, seed: int = 1) -> Iterator[tuple[int
             if not value.endswith(b"}}"):
                 expected.broken[zlib.crc32(value)] += 1
         else:
-            user, value = _event(rnd, number, text, expected)
+            user, value = _event(rnd, BEGUN_MS + number * 1000 // per_s, text, expected)
             if len(recent) < REACH:
                 recent.append((user, value))
             else:
@@ -111,13 +117,13 @@ async def appender(bootstrap: str) -> AsyncIterator[Any]:
         await producer.stop()
 
 
-def _event(rnd: random.Random, number: int, text: str, expected: Expected) -> tuple[int, bytes]:
+def _event(rnd: random.Random, at_ms: int, text: str, expected: Expected) -> tuple[int, bytes]:
     """A new record, and notes what must become of it."""
     event_id = f"{rnd.getrandbits(128):032x}"
     kind = TYPES[rnd.randrange(len(TYPES))]
     user = rnd.randrange(USERS)
     value = (
-        f'{{"event_id": "{event_id}", "event_type": "{kind}", "event_time": {1_764_000_000_000 + number}, '
+        f'{{"event_id": "{event_id}", "event_type": "{kind}", "event_time": {at_ms}, '
         f'"source_system": "app", "trace_id": "{rnd.getrandbits(128):032x}", "payload": {{"message": {text}, '
         f'"amount": {rnd.random() * 100:.2f}, "user": "u{user}", "order_id": "o{rnd.getrandbits(40)}", '
         f'"channel": "web", "region": "eu-central-1"}}}}'

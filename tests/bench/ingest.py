@@ -12,18 +12,22 @@ from tqdm import tqdm
 from app.broker.kafka import EmbeddedKafka
 from tests.bench import outputs
 from tests.bench.contestants import CONTESTANTS, Job
-from tests.bench.data import Expected, preload
+from tests.bench.data import PARTITIONS, Expected, preload
 from tests.bench.environments import Unavailable
 from tests.bench.launched import Launched, launched
 from tests.bench.meter import Meter
 
-__all__ = ["BROKER", "FIGURES", "available", "measured", "run", "summary"]
+__all__ = ["BROKER", "FIGURES", "Input", "available", "in_turn", "inputs", "measured", "one_round", "run", "summary"]
 
 BROKER = {"log.segment.delete.delay.ms": "1000"}
 """Topics of rounds that are over leave the disk at once."""
 FIGURES = ("events_per_s", "cpu_us_per_event", "peak_rss_mb")
 Say = Callable[[str], None]
 Rounds = dict[str, list[dict[str, Any]]]
+Input = tuple[str, Expected]
+"""A topic, and what must come of it."""
+OneRound = Callable[[str, int, Input], tuple[dict[str, Any], str]]
+"""Contestant, number of the round and input -> figures and complaints."""
 
 
 def available(names: list[str], say: Say) -> list[str]:
@@ -50,51 +54,72 @@ def run(names: list[str], count: int, rounds: int, say: Say, same: bool = False)
         say: told of each result.
         same: give all the same number.
     """
-    shares = {name: count if same else count // CONTESTANTS[name].share for name in names}
-    found: Rounds = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         kafka = EmbeddedKafka(folder / "kafka", properties=BROKER)
         kafka.start()
         try:
-            inputs = {events: _input(kafka.bootstrap, events, say) for events in sorted(set(shares.values()))}
-            for number in range(rounds):
-                for name in names:
-                    topic, expected = inputs[shares[name]]
-                    result, log = _round(name, folder / f"{name}-{number}", kafka.bootstrap, topic, expected, say)
-                    found[name].append(result)
-                    say(f"round {number + 1} of {rounds}, {name}: {result}")
-                    if not result["right"]:
-                        say(log)
+            return in_turn(
+                names, inputs(kafka.bootstrap, names, count, same, say), rounds, say, run_one(kafka, folder, say)
+            )
         finally:
             kafka.stop()
+
+
+def run_one(kafka: EmbeddedKafka, folder: Path, say: Say) -> OneRound:
+    """What runs a contestant once."""
+    return lambda name, number, given: one_round(name, folder / f"{name}-{number}", kafka.bootstrap, given, say)
+
+
+def in_turn(names: list[str], given: dict[str, Input], rounds: int, say: Say, one: OneRound) -> Rounds:
+    """A B A B; says what each showed, and what the log of one says that isn't right."""
+    found: Rounds = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names:
+            result, log = one(name, number, given[name])
+            found[name].append(result)
+            say(f"round {number + 1} of {rounds}, {name}: {result}")
+            if not result["right"]:
+                say(log)
     return found
 
 
-def _input(bootstrap: str, events: int, say: Say) -> tuple[str, Expected]:
+def inputs(
+    bootstrap: str, names: list[str], count: int, same: bool, say: Say, partitions: int = PARTITIONS
+) -> dict[str, Input]:
+    """A topic for each number of events, by contestant."""
+    shares = {name: count if same else count // CONTESTANTS[name].share for name in names}
+    made = {events: _input(bootstrap, events, say, partitions) for events in sorted(set(shares.values()))}
+    return {name: made[events] for name, events in shares.items()}
+
+
+def _input(bootstrap: str, events: int, say: Say, partitions: int) -> Input:
     topic = f"bench-input-{events}"
-    asyncio.run(outputs.make(bootstrap, [topic], stamped=False))
+    asyncio.run(outputs.make(bootstrap, [topic], stamped=False, partitions=partitions))
     with tqdm(total=events, desc="input", unit="event", disable=None, leave=False) as bar:
-        expected = asyncio.run(preload(bootstrap, topic, events, bar=bar.update))
+        expected = asyncio.run(preload(bootstrap, topic, events, partitions=partitions, bar=bar.update))
     say(f"{events} events in {topic}, {expected.size_bytes / events:.0f} bytes each")
     return topic, expected
 
 
-def _round(
-    name: str, folder: Path, bootstrap: str, topic: str, expected: Expected, say: Say
+def one_round(
+    name: str, folder: Path, bootstrap: str, given: Input, say: Say, results: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """One contestant once; returns its figures and what its log complains of."""
+    """One contestant once; returns its figures and what its log complains of. With `results`, on the whole path."""
+    topic, expected = given
     prefix = f"{folder.name}-"
     folder.mkdir()
-    asyncio.run(outputs.make(bootstrap, [prefix + t for t in outputs.OUTPUTS], stamped=True))
-    launch = CONTESTANTS[name].launch(Job(folder=folder, bootstrap=bootstrap, topic=topic, prefix=prefix), say)
+    names = (*outputs.OUTPUTS, outputs.RESULTS) if results else outputs.OUTPUTS
+    asyncio.run(outputs.make(bootstrap, [prefix + t for t in names], stamped=True))
+    job = Job(folder=folder, bootstrap=bootstrap, topic=topic, prefix=prefix, results=results)
+    launch = CONTESTANTS[name].launch(job, say)
     with (
         launched([(launch, folder / "process.log")]) as (running, meter),
         tqdm(total=expected.events, desc=name, unit="event", disable=None, leave=False) as bar,
     ):
         alive = running[0].alive
         stuck = asyncio.run(outputs.await_progress(bootstrap, launch.group, topic, expected.events, alive, bar.update))
-    outcome = asyncio.run(outputs.judge(bootstrap, prefix, expected))
+    outcome = asyncio.run(outputs.judge(bootstrap, prefix, expected, results=results))
     asyncio.run(outputs.drop(bootstrap, prefix))
     if stuck:
         outcome.wrong.insert(0, stuck)

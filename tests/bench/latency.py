@@ -91,7 +91,7 @@ async def feed(bootstrap: str, topic: str, rate: int, seconds: float, partitions
     """Appends `rate` events/s, evenly; late ticks are made up for."""
     expected = Expected()
     users = placed(partitions)
-    made = list(records(int(rate * seconds), expected, seed))  # before the clock starts: making them costs CPU
+    made = list(records(int(rate * seconds), expected, seed, rate))  # before the clock starts: making them costs CPU
     loop = asyncio.get_running_loop()
     async with appender(bootstrap) as producer:
         begun, done = loop.time(), 0

@@ -90,11 +90,11 @@ async def await_progress(
     try:
         while True:
             await asyncio.sleep(POLL_S)
-            lived = alive()
+            lived, refused = alive(), ""
             try:
                 found = await admin.list_consumer_group_offsets(group)
-            except KafkaError:  # the coordinator isn't there before a group's first member
-                found = {}
+            except KafkaError as error:  # the coordinator isn't there before a group's first member
+                found, refused = {}, f"; the broker said {error!r}"
             done = sum(max(0, o.offset) for tp, o in found.items() if tp.topic == topic)
             if done > last:
                 bar(done - last)
@@ -102,9 +102,9 @@ async def await_progress(
             if done >= count:
                 return ""
             if not lived:
-                return f"ended at {last} of {count} events"
+                return f"ended at {last} of {count} events{refused}"
             if loop.time() - moved > STALL_S:
-                return f"stalled at {last} of {count} events"
+                return f"stalled at {last} of {count} events{refused}"
     finally:
         await admin.close()
 

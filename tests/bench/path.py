@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tqdm import tqdm
@@ -16,14 +15,30 @@ from tqdm import tqdm
 from app.broker.kafka import EmbeddedKafka
 from tests.bench import ingest, latency, outputs
 from tests.bench.contestants import Job, Launch, environment
-from tests.bench.data import NOISE, PARTITIONS, Expected, preload
-from tests.bench.ingest import Say
+from tests.bench.data import NOISE, PARTITIONS
+from tests.bench.ingest import Input, Say
 from tests.bench.launched import Launched, launched
 
 __all__ = ["MORE", "Setup", "fleet", "path_job", "run", "wait_ready"]
 
-WINDOWS = ""
-"""Settings of the windows; empty while the product has none."""
+WINDOWS = """
+[[aggregates]]
+name = "activity"
+size_s = 60
+hop_s = 30
+grace_s = 5
+
+[[aggregates.features]]
+name = "spent"
+kind = "sum"
+field = "payload.amount"
+
+[[aggregates.features]]
+name = "orders"
+kind = "distinct"
+field = "payload.order_id"
+"""
+"""Counts by type, the sequence of types, a sum and a distinct count for each user."""
 CONFIG = """
 [[sources]]
 name = "raw"
@@ -92,43 +107,42 @@ def path_job(job: Job, setup: Setup, **more: str) -> Launch:
     return Launch(command=[sys.executable, "-m", "app", "worker"], group=f"{job.prefix}headrace", env=env)
 
 
-def run(count: int, rounds: int, setup: Setup, say: Say) -> list[dict[str, Any]]:
-    """Throughput rounds, then one run at a steady load for latency; one row."""
+def run(names: list[str], count: int, rounds: int, setup: Setup, say: Say, same: bool = False) -> list[dict[str, Any]]:
+    """Throughput rounds of all, then a run of ours at a steady load for latency."""
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         kafka = EmbeddedKafka(folder / "kafka", properties=ingest.BROKER)
         kafka.start()
+
+        def one(name: str, number: int, given: Input) -> tuple[dict[str, Any], str]:
+            place = folder / f"path-{name}-{number}"
+            if name == "ours":
+                return _round(place, kafka.bootstrap, given, setup)
+            return ingest.one_round(name, place, kafka.bootstrap, given, say, results=True)
+
         try:
-            asyncio.run(outputs.make(kafka.bootstrap, ["bench-input"], stamped=False, partitions=setup.partitions))
-            with tqdm(total=count, desc="input", unit="event", disable=None, leave=False) as bar:
-                expected = asyncio.run(
-                    preload(kafka.bootstrap, "bench-input", count, partitions=setup.partitions, bar=bar.update)
-                )
-            found = []
-            for number in range(rounds):
-                result, log = _round(folder / f"path-{number}", kafka.bootstrap, expected, setup)
-                found.append(result)
-                say(f"round {number + 1} of {rounds}: {result}")
-                if not result["right"]:
-                    say(log)
-            good = [r for r in found if r["right"]] or found
-            row: dict[str, Any] = {"name": "ours", "events": count, "workers": setup.workers}
-            row |= {what: median(r[what] for r in good) for what in ingest.FIGURES}
-            row["right"] = all(r["right"] for r in found)
-            rate = row["rate"] = setup.rate or int(row["events_per_s"] / 2)
-            row |= dict.fromkeys(MORE[2:])
-            if rate:
-                say(f"latency at {rate} events/s for {setup.seconds} s")
-                slow, log = _latency(folder / "latency", kafka.bootstrap, rate, setup)
-                say(str(slow))
-                if slow["wrong"]:
-                    say(log)
-                row |= {k: v for k, v in slow.items() if k != "wrong"}
-                row["right"] = row["right"] and not slow["wrong"]
-                found.append(slow)
+            given = ingest.inputs(kafka.bootstrap, names, count, same, say, setup.partitions)
+            rows = ingest.summary(ingest.in_turn(names, given, rounds, say, one), count, same)
+            for row in rows:
+                row |= dict.fromkeys(MORE)
+                if row["name"] == "ours":
+                    row |= {"workers": setup.workers, "rate": setup.rate or int(row["events_per_s"] / 2)}
+                    if row["rate"]:
+                        _add_latency(row, folder / "latency", kafka.bootstrap, setup, say)
         finally:
             kafka.stop()
-    return [{**row, "rounds": found}]
+    return rows
+
+
+def _add_latency(row: dict[str, Any], folder: Path, bootstrap: str, setup: Setup, say: Say) -> None:
+    say(f"latency at {row['rate']} events/s for {setup.seconds} s")
+    found, log = _latency(folder, bootstrap, row["rate"], setup)
+    say(str(found))
+    if not found["right"]:
+        say(log)
+    row |= {key: value for key, value in found.items() if key not in ("right", "wrong")}
+    row["right"] = row["right"] and found["right"]
+    row["rounds"].append(found)
 
 
 @contextlib.contextmanager
@@ -150,18 +164,19 @@ def fleet(
         yield running, meter, prefix
 
 
-def _round(folder: Path, bootstrap: str, expected: Expected, setup: Setup) -> tuple[dict[str, Any], str]:
+def _round(folder: Path, bootstrap: str, given: Input, setup: Setup) -> tuple[dict[str, Any], str]:
     """All input at once; the clock starts when every worker has its partitions."""
+    topic, expected = given
     settled = Settled(setup.workers)
     with (
-        fleet(folder, bootstrap, "bench-input", setup) as (running, meter, prefix),
+        fleet(folder, bootstrap, topic, setup) as (running, meter, prefix),
         tqdm(total=expected.events, desc="path", unit="event", disable=None, leave=False) as bar,
     ):
         stuck = asyncio.run(
             outputs.await_progress(
                 bootstrap,
                 f"{prefix}headrace",
-                "bench-input",
+                topic,
                 expected.events,
                 lambda: settled.look(running),
                 bar.update,
@@ -231,7 +246,6 @@ def _latency(folder: Path, bootstrap: str, rate: int, setup: Setup) -> tuple[dic
     asyncio.run(outputs.drop(bootstrap, prefix))
     cpu = meter.cpu_between(begun, ended) / expected.events * 1e6
     wrong = [stuck] if stuck else []
-    return (
-        {"rate": rate, **found, "cpu_us_per_event_at_rate": round(cpu, 1), "wrong": wrong + outcome.wrong},
-        "\n".join(each.complaints() for each in running),
-    )
+    wrong += outcome.wrong
+    figures = {"rate": rate, **found, "cpu_us_per_event_at_rate": round(cpu, 1), "right": not wrong, "wrong": wrong}
+    return figures, "\n".join(each.complaints() for each in running)

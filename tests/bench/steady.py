@@ -105,7 +105,7 @@ class Load:
 
     async def _feed(self, seconds: float) -> None:
         users = placed(outputs.PARTITIONS)
-        made = records(1 << 62, Unkept())
+        made = records(1 << 62, Unkept(), per_s=self.rate)
         loop = asyncio.get_running_loop()
         try:
             async with appender(self.bootstrap) as producer:

@@ -1,10 +1,11 @@
 """The same ingest as a FastStream batch subscriber; ids in memory only, at-least-once.
 
-    faststream_ingest.py BOOTSTRAP INPUT PREFIX GROUP
+    faststream_ingest.py BOOTSTRAP INPUT PREFIX GROUP [results]
 
 Batch subscriber and batch publish on aiokafka (its confluent broker starts a task a message), uvloop, acks=all, one
 offset commit a batch after its outputs are acked. FastStream has no state of its own, so ids are lost when it ends.
-Bodies are decoded by a decoder of the application and sent as bytes, so FastStream does no work that isn't needed.
+Bodies are decoded by a decoder of the application and sent as bytes, so FastStream does no work that isn't needed. With
+`results` each clean event also gets a result by rule.
 """
 
 import asyncio
@@ -15,11 +16,15 @@ from typing import Any
 
 import msgspec
 import uvloop
+from aiokafka.partitioner import murmur2
 from faststream import AckPolicy, FastStream
 from faststream.kafka import KafkaBroker, KafkaMessage, KafkaPublishMessage
 
 BOOTSTRAP, INPUT, PREFIX, GROUP = sys.argv[1:5]
 CLEAN, SINK, DEAD = f"{PREFIX}clean-events", f"{PREFIX}sink-noise", f"{PREFIX}dead-letter"
+RESULTS = f"{PREFIX}ai-results" if sys.argv[5:] == ["results"] else ""
+PARTITIONS = 4
+CATEGORIES = {"payment": "payment", "refund": "payment", "order": "order", "cart": "order", "logistics": "order"}
 NOISE = frozenset(("heartbeat", "debug"))
 MAX_RECORDS = 2000
 """Keeps what one batch sends to one partition below a record batch of BATCH_BYTES."""
@@ -31,6 +36,15 @@ class Envelope(msgspec.Struct, gc=False):
     event_type: str
 
 
+class Result(msgspec.Struct, gc=False):
+    event_id: str
+    event_type: str
+    category: str
+    confidence: float
+    tier: str
+
+
+encode = msgspec.json.Encoder().encode
 decode_envelope = msgspec.json.Decoder(Envelope).decode
 broker = KafkaBroker(
     BOOTSTRAP, acks="all", max_batch_size=BATCH_BYTES, max_request_size=4 << 20, allow_auto_create_topics=False,
@@ -64,6 +78,12 @@ async def ingest(envelopes: list[Any], message: KafkaMessage) -> None:
         else:
             seen.add(envelope.event_id)
             topic = SINK if envelope.event_type in NOISE else CLEAN
+            if RESULTS and topic is CLEAN:
+                kind = envelope.event_type
+                result = Result(envelope.event_id, kind, CATEGORIES.get(kind, "other"), 1.0, "rule")
+                key = envelope.event_id.encode()
+                place = (RESULTS, (murmur2(key) & 0x7FFFFFFF) % PARTITIONS)
+                outputs.setdefault(place, []).append(KafkaPublishMessage(encode(result), key=key))
         # Input and outputs have the same partitions and partitioner: a key's partition is the record's.
         outputs.setdefault((topic, record.partition), []).append(KafkaPublishMessage(record.value, key=record.key))
     acks = [

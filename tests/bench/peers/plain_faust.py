@@ -1,9 +1,9 @@
 """The same ingest as an ordinary faust-streaming agent with a RocksDB table; at-least-once.
 
-    python -m tests.bench.peers.plain_faust BOOTSTRAP INPUT PREFIX GROUP FOLDER
+    python -m tests.bench.peers.plain_faust BOOTSTRAP INPUT PREFIX GROUP FOLDER [results]
 
 One event at a time, as Faust's documentation shows it; uvloop and rocksdict. The table keeps which record an id came
-with, so that a replay isn't taken for a duplicate.
+with, so that a replay isn't taken for a duplicate. With `results` each clean event also gets a result by rule.
 """
 
 import os
@@ -16,7 +16,9 @@ os.environ["FAUST_LOOP"] = "uvloop"  # read when faust is imported; `-L` counts 
 import faust
 
 BOOTSTRAP, INPUT, PREFIX, GROUP, FOLDER = sys.argv[1:6]
+RESULTS = sys.argv[6:] == ["results"]
 PARTITIONS = 4
+CATEGORIES = {"payment": "payment", "refund": "payment", "order": "order", "cart": "order", "logistics": "order"}
 NOISE = frozenset(("heartbeat", "debug"))
 
 
@@ -25,6 +27,15 @@ class Envelope(msgspec.Struct, gc=False):
     event_type: str
 
 
+class Result(msgspec.Struct, gc=False):
+    event_id: str
+    event_type: str
+    category: str
+    confidence: float
+    tier: str
+
+
+encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(Envelope).decode
 app = faust.App(
     GROUP, broker=f"kafka://{BOOTSTRAP}", store="rocksdb://", datadir=FOLDER, topic_partitions=PARTITIONS,
@@ -39,6 +50,7 @@ def topic(name: str) -> Any:
 
 
 source, clean, noise, dead = topic(INPUT), *(topic(PREFIX + t) for t in ("clean-events", "sink-noise", "dead-letter"))
+results = topic(f"{PREFIX}ai-results")
 seen = app.Table(
     "seen", partitions=PARTITIONS, key_type=bytes, value_type=bytes,
     options={"driver": "rocksdict", "write_buffer_size": 16 << 20, "block_cache_size": 64 << 20},
@@ -62,6 +74,10 @@ async def ingest(stream: Any) -> None:
             seen[key] = place
         target = noise if envelope.event_type in NOISE else clean
         await target.send(key=event.key, value=value)
+        if RESULTS and target is clean:
+            kind = envelope.event_type
+            result = Result(envelope.event_id, kind, CATEGORIES.get(kind, "other"), 1.0, "rule")
+            await results.send(key=key, value=encode(result))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The same ingest on Quix Streams: exactly-once, ids in its RocksDB state with a changelog topic.
 
-    quix_ingest.py BOOTSTRAP INPUT PREFIX GROUP FOLDER
+    quix_ingest.py BOOTSTRAP INPUT PREFIX GROUP FOLDER [results]
 
 Its state is kept by message key; copies of an event have the same key here, so an id is looked up under its key. Values
-stay bytes, and `set_bytes` keeps the state's serialiser out of the way. Kafka's murmur2 partitioner, as all others use.
+stay bytes, and `set_bytes` keeps the state's serialiser out of the way. Kafka's murmur2 partitioner, as all others use. With
+`results` each clean event also gets a result by rule.
 """
 
 import sys
@@ -14,6 +15,8 @@ from quixstreams import Application
 from quixstreams.state.rocksdb import RocksDBOptions
 
 BOOTSTRAP, INPUT, PREFIX, GROUP, FOLDER = sys.argv[1:6]
+RESULTS = sys.argv[6:] == ["results"]
+CATEGORIES = {"payment": "payment", "refund": "payment", "order": "order", "cart": "order", "logistics": "order"}
 NOISE = frozenset(("heartbeat", "debug"))
 
 
@@ -22,7 +25,16 @@ class Envelope(msgspec.Struct, gc=False):
     event_type: str
 
 
+class Result(msgspec.Struct, gc=False):
+    event_id: str
+    event_type: str
+    category: str
+    confidence: float
+    tier: str
+
+
 def main() -> None:
+    encode = msgspec.json.Encoder().encode
     decode = msgspec.json.Decoder(Envelope).decode
     app = Application(
         broker_address=BOOTSTRAP, consumer_group=GROUP, auto_offset_reset="earliest", processing_guarantee="exactly-once",
@@ -39,26 +51,34 @@ def main() -> None:
     source = app.topic(INPUT, **kinds)
     clean, noise, dead = (app.topic(PREFIX + name, **kinds) for name in ("clean-events", "sink-noise", "dead-letter"))
 
-    def decide(value: bytes, state: Any) -> Any:
-        """The topic and the value; None for a duplicate."""
+    results = app.topic(f"{PREFIX}ai-results", **kinds) if RESULTS else None
+
+    def decide(value: bytes, key: bytes, timestamp: int, headers: Any, state: Any) -> list[Any]:
+        """Topic, key and value of each output; none of a duplicate."""
         try:
             envelope = decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return dead, value
-        if state.get_bytes(envelope.event_id) is not None:
-            return None
-        state.set_bytes(envelope.event_id, b"1")
-        return (noise if envelope.event_type in NOISE else clean), value
+            return [(dead, key, value)]
+        event_id, kind = envelope.event_id, envelope.event_type
+        if state.get_bytes(event_id) is not None:
+            return []
+        state.set_bytes(event_id, b"1")
+        if kind in NOISE:
+            return [(noise, key, value)]
+        if results is None:
+            return [(clean, key, value)]
+        result = Result(event_id, kind, CATEGORIES.get(kind, "other"), 1.0, "rule")
+        return [(clean, key, value), (results, event_id.encode(), encode(result))]
 
-    targets: list[Any] = [clean]
+    # A record goes through the whole pipeline before the next, so what is chosen for it can stand aside of its value.
+    current: list[Any] = [clean, b""]
 
-    def split(pair: Any) -> bytes:
-        targets[0] = pair[0]
-        return pair[1]  # type: ignore[no-any-return]  # the pair comes through an untyped pipeline
+    def split(output: Any) -> bytes:
+        current[:] = output[:2]
+        return output[2]  # type: ignore[no-any-return]  # it comes through an untyped pipeline
 
-    frame = app.dataframe(source).apply(decide, stateful=True)
-    frame = frame.filter(lambda pair: pair is not None).apply(split)
-    frame.to_topic(lambda value, key, timestamp, headers: targets[0])
+    frame = app.dataframe(source).apply(decide, stateful=True, metadata=True, expand=True).apply(split)
+    frame.to_topic(lambda value, key, timestamp, headers: current[0], key=lambda value: current[1])
     app.run()
 
 

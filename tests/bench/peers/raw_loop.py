@@ -1,6 +1,8 @@
 """The same ingest by hand: aiokafka, one loop, record batches; ids in memory only, at-least-once.
 
-    python -m tests.bench.peers.raw_loop BOOTSTRAP INPUT PREFIX GROUP
+    python -m tests.bench.peers.raw_loop BOOTSTRAP INPUT PREFIX GROUP [results]
+
+With `results` each clean event also gets a result by rule.
 
 It is meant to be as fast as such a loop gets, and gives up what makes the product's job hard: ids are lost when it
 ends, and a crash makes copies.
@@ -29,11 +31,25 @@ class Envelope(msgspec.Struct, gc=False):
     event_type: str
 
 
+CATEGORIES = {"payment": "payment", "refund": "payment", "order": "order", "cart": "order", "logistics": "order"}
+
+
+class Result(msgspec.Struct, gc=False):
+    """What the others write as well, in the same JSON."""
+
+    event_id: str
+    event_type: str
+    category: str
+    confidence: float
+    tier: str
+
+
 class Loop:
     """Fetches, decides, and writes while the last round's writes are still on their way."""
 
-    def __init__(self, bootstrap: str, topic: str, prefix: str, group: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, prefix: str, group: str, results: str = "") -> None:
         self.topic = topic
+        self.results = f"{prefix}ai-results" if results else ""
         self.clean, self.noise, self.dead = f"{prefix}clean-events", f"{prefix}sink-noise", f"{prefix}dead-letter"
         self.consumer = aiokafka.AIOKafkaConsumer(
             topic, bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False, auto_offset_reset="earliest",
@@ -84,6 +100,7 @@ class Loop:
         seen = self.seen.setdefault(partition, set())
         decode = msgspec.json.Decoder(Envelope).decode
         clean, noise, dead, places = self.clean, self.noise, self.dead, self.places
+        results, encode = self.results, msgspec.json.Encoder().encode
         appends: dict[tuple[str, int], Any] = {}
         full: dict[tuple[str, int], list[Any]] = {}
         for record in records:
@@ -98,6 +115,18 @@ class Loop:
                     continue
                 seen.add(event_id)
                 topic = noise if envelope.event_type in NOISE else clean
+                if results and topic is clean:
+                    kind = envelope.event_type
+                    category = CATEGORIES.get(kind, "other")
+                    value_ = encode(Result(event_id, kind, category, 1.0, "rule"))
+                    id_ = event_id.encode()
+                    target = (results, (murmur2(id_) & 0x7FFFFFFF) % PARTITIONS)
+                    append = appends.get(target)
+                    if append is None or append(timestamp=None, key=id_, value=value_) is None:
+                        builder = self.producer.create_batch()
+                        full.setdefault(target, []).append(builder)
+                        append = appends[target] = builder.append
+                        append(timestamp=None, key=id_, value=value_)
             place = places.get(key)
             if place is None:
                 place = places[key] = (murmur2(key or b"") & 0x7FFFFFFF) % PARTITIONS

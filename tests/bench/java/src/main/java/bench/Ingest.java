@@ -1,9 +1,12 @@
 package bench;
 
 import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonGenerator;
 import com.fasterxml.jackson.core.JsonParser;
 import com.fasterxml.jackson.core.JsonToken;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Map;
 import java.util.Properties;
@@ -30,10 +33,14 @@ import org.rocksdb.Options;
 /**
  * The same ingest on Kafka Streams: exactly_once_v2, ids in a RocksDB store with a changelog topic.
  *
- * <p>Arguments: BOOTSTRAP INPUT PREFIX APPLICATION_ID FOLDER COMMIT_INTERVAL_MS
+ * <p>Arguments: BOOTSTRAP INPUT PREFIX APPLICATION_ID FOLDER COMMIT_INTERVAL_MS [results]; with the last, each
+ * clean event also gets a result by rule.
  */
 public final class Ingest {
   private static final Set<String> NOISE = Set.of("heartbeat", "debug");
+  private static final Map<String, String> CATEGORIES =
+      Map.of(
+          "payment", "payment", "refund", "payment", "order", "order", "cart", "order", "logistics", "order");
   private static final byte[] MARK = {1};
   private static final JsonFactory JSON = new JsonFactory();
 
@@ -62,6 +69,11 @@ public final class Ingest {
     private KeyValueStore<Bytes, byte[]> seen;
     private String id;
     private String type;
+    private final boolean results;
+
+    Decide(boolean given) {
+      results = given;
+    }
 
     @Override
     public void init(ProcessorContext<byte[], byte[]> given) {
@@ -76,10 +88,34 @@ public final class Ingest {
         return;
       }
       // With a logged store the put and the outputs are one transaction: a replay can't meet its own mark.
-      if (seen.putIfAbsent(Bytes.wrap(id.getBytes(StandardCharsets.UTF_8)), MARK) != null) {
+      byte[] key = id.getBytes(StandardCharsets.UTF_8);
+      if (seen.putIfAbsent(Bytes.wrap(key), MARK) != null) {
         return;
       }
-      context.forward(record, NOISE.contains(type) ? "noise" : "clean");
+      if (NOISE.contains(type)) {
+        context.forward(record, "noise");
+        return;
+      }
+      context.forward(record, "clean");
+      if (results) {
+        context.forward(new Record<>(key, result(), record.timestamp()), "results");
+      }
+    }
+
+    private byte[] result() {
+      ByteArrayOutputStream bytes = new ByteArrayOutputStream(160);
+      try (JsonGenerator json = JSON.createGenerator(bytes)) {
+        json.writeStartObject();
+        json.writeStringField("event_id", id);
+        json.writeStringField("event_type", type);
+        json.writeStringField("category", CATEGORIES.getOrDefault(type, "other"));
+        json.writeNumberField("confidence", 1.0);
+        json.writeStringField("tier", "rule");
+        json.writeEndObject();
+      } catch (IOException error) {
+        throw new UncheckedIOException(error);
+      }
+      return bytes.toByteArray();
     }
 
     /** Reads the whole document; false where it isn't valid or lacks a field. */
@@ -136,7 +172,8 @@ public final class Ingest {
 
     Topology topology = new Topology();
     topology.addSource("input", input);
-    topology.addProcessor("decide", Decide::new, "input");
+    boolean results = args.length > 6;
+    topology.addProcessor("decide", () -> new Decide(results), "input");
     topology.addStateStore(
         Stores.keyValueStoreBuilder(
             Stores.persistentKeyValueStore("seen"), Serdes.Bytes(), Serdes.ByteArray()),
@@ -144,6 +181,9 @@ public final class Ingest {
     topology.addSink("clean", prefix + "clean-events", "decide");
     topology.addSink("noise", prefix + "sink-noise", "decide");
     topology.addSink("dead", prefix + "dead-letter", "decide");
+    if (results) {
+      topology.addSink("results", prefix + "ai-results", "decide");
+    }
 
     KafkaStreams streams = new KafkaStreams(topology, settings);
     CountDownLatch ended = new CountDownLatch(1);
