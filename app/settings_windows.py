@@ -41,7 +41,7 @@ class WindowsSettings(Section):
         description="Open windows are looked at by intent rules at most this often an entity and pane, in event time.",
     )
     close_windows: int = Field(
-        2000, ge=1, le=100_000, description="Windows closed in one transaction. While more wait, no input is taken."
+        10_000, ge=1, le=100_000, description="Windows closed in one transaction. While more wait, no input is taken."
     )
 
 

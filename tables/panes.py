@@ -4,12 +4,16 @@ Keys of panes and fired rules begin with the aggregate (8 bytes, of its name and
 sorts as the time does), then the entity's bytes: what a closing window holds lies side by side.
 """
 
+import re
+
 import msgspec
 
 from app.delivery.maps import Map
-from app.logic.aggregates import Pane
+from app.logic.aggregates import Pane, pack_time, unpack_time
 
-__all__ = ["CLOSING", "FIRED", "HINTS", "MAPS", "MARK", "PANES", "Closing", "Hint", "Mark"]
+__all__ = ["CLOSING", "FIRED", "HINTS", "MAPS", "MARK", "PANES", "Closing", "Hint", "Mark", "read_place", "show_place"]
+
+_PLACE = re.compile(r"([0-9a-f]{16})/(-?\d{1,18})/(.*)", re.DOTALL)
 
 
 class Mark(msgspec.Struct, array_like=True, gc=False):
@@ -49,5 +53,19 @@ CLOSING: Map[Closing] = Map("closing", b"g", Closing, help="aggregate -> how far
 FIRED: Map[list[str]] = Map("fired", b"f", list[str], help="aggregate, window, entity -> intent rules that fired")
 HINTS: Map[Hint] = Map("hints", b"h", Hint, help="entity -> until when the deep model is asked, and which rule says so")
 MARK: Map[Mark] = Map("watermark", b"m", Mark, help="origin -> highest event time")
+
+
+def show_place(key: bytes) -> str:
+    """A pane's key as text: the aggregate's definition in hex, the time in ms, the entity."""
+    return f"{key[:8].hex()}/{unpack_time(key[8:16])}/{key[16:].decode('utf-8', 'replace')}"
+
+
+def read_place(text: str) -> bytes:
+    """The key that `show_place` shows; what can't be one is the key of nothing."""
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return text.encode()
+    return bytes.fromhex(found[1]) + pack_time(int(found[2])) + found[3].encode()
+
 
 MAPS = (PANES, CLOSING, FIRED, HINTS, MARK)

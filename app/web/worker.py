@@ -26,6 +26,7 @@ from app.delivery.lane import Lane
 from app.delivery.maps import Map, PackedMap
 from app.web.announce import announce
 from tables.open_work import ANSWERED, OPEN
+from tables.panes import FIRED, PANES, read_place, show_place
 from tables.seen import SEEN
 
 __all__ = ["install"]
@@ -87,10 +88,14 @@ def _plain(value: Any) -> Any:
 
 def show_key(of: Map[Any], key: bytes) -> str | int:
     """A key as a person writes it: text, or the number that an offset key holds."""
+    if of is PANES or of is FIRED:
+        return show_place(key)
     return int.from_bytes(key, "big") if of is OPEN else key.decode("utf-8", "replace")
 
 
 def read_key(of: Map[Any], text: str) -> bytes:
+    if of is PANES or of is FIRED:
+        return read_place(text)
     return int(text).to_bytes(8, "big") if of is OPEN and text.isdigit() else text.encode()
 
 

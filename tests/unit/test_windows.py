@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from app.errors import SettingsError
+from app.logic.aggregates import pack_time
 from app.logic.windows import first_open, missed, oldest_open
 from app.settings import Settings, load
+from tables.panes import read_place, show_place
 from tests.helpers.windows import Given, Rig, recompute
 
 
@@ -249,3 +251,11 @@ def test_written_windows_are_json_with_every_field_of_the_handbook() -> None:
     assert value["id"] == "a@agg@0"
     assert value["source"] == {"topic": "raw", "partition": 0, "offset": 0}
     assert json.dumps(value)
+
+
+@pytest.mark.parametrize("entity", ["a", "a/b/c", "用户", ""])
+def test_the_key_of_a_pane_is_shown_and_read_back(entity: str) -> None:
+    key = bytes(range(8)) + pack_time(-30_000) + entity.encode()
+    assert show_place(key) == f"0001020304050607/-30000/{entity}"
+    assert read_place(show_place(key)) == key
+    assert read_place("nonsense") == b"nonsense"
