@@ -139,6 +139,10 @@ class LlmSettings(ProviderSettings):
     batch_tokens: int = Field(
         6000, ge=200, description="Estimated tokens of the events in a call; a lone longer event goes alone."
     )
+    mask_regions: list[str] = Field(
+        default_factory=lambda: ["CN", "US", "GB", "DE", "FR"],
+        description="Countries (ISO codes) in which phone numbers without a country code are read, where texts are masked.",
+    )
     max_item_chars: int = Field(2000, ge=50, description="A longer text is cut (never inside a character).")
     max_retries: int = Field(2, ge=0, le=10, description="After the first call to a provider, on retryable failures.")
     retry_backoff_s: float = Field(0.5, gt=0, description="First wait between retries; doubles, with jitter.")

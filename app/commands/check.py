@@ -32,6 +32,7 @@ from app.delivery.probe import initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
 from app.errors import BrokerError
 from app.kafka import admin, client_kwargs, unreachable
+from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.settings import SourceSettings
 from app.sources.source import compile_source
@@ -63,11 +64,12 @@ class Findings:
 
 @cli.command("check", short_help="Check settings, Kafka, topics and rights; show what a sample record becomes.")
 @click.option("--acls", is_flag=True, help="Print the ACLs that a worker needs, as kafka-acls.sh lines, and stop.")
+@click.option("--providers", is_flag=True, help="Send one real completion to each model provider, and stop.")
 @click.option(
     "--sample", type=click.Path(exists=True, allow_dash=True, path_type=Path), help="Show what its first line becomes."
 )
 @click.option("--source", "source_name", help="The source that reads the sample. Default: the first.")
-def check(acls: bool, sample: Path | None, source_name: str | None) -> None:
+def check(acls: bool, providers: bool, sample: Path | None, source_name: str | None) -> None:
     """Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
 
     The newest record of each source is shown as the event that it becomes; with --sample, a line of yours is, and Kafka
@@ -77,13 +79,16 @@ def check(acls: bool, sample: Path | None, source_name: str | None) -> None:
     Examples:
       headrace check
       headrace check --acls
+      headrace check --providers
       headrace check --sample events.jsonl --source orders
     """  # noqa: D301 - the mark that keeps click from wrapping the examples
     found = Findings()
     if acls:
         click.echo("\n".join(acl_lines()))
         return
-    if sample is not None:
+    if providers:
+        run(lambda: _providers(found))
+    elif sample is not None:
         _sample(sample, source_name, found)
     else:
         run(lambda: _check(found))
@@ -308,6 +313,18 @@ async def _backlog(source: SourceSettings, counts: dict[str, int], found: Findin
     found.ok(f"{source.name}: topic {topic}, start {source.start}, backlog {backlog} records")
     if newest is not None:
         _show(newest, source, found)
+
+
+# -- providers ---------------------------------------------------------------------------------------------------------
+
+
+async def _providers(found: Findings) -> None:
+    """One completion each, all at once. It may cost a little."""
+    chain = settings.llm.chain()
+    click.echo("providers, in the order in which they are asked")
+    for provider, trial in zip(chain, await asyncio.gather(*(try_provider(settings, p) for p in chain)), strict=True):
+        say = found.ok if trial.works else found.fail
+        say(f"{trial.name} at {provider.base_url}: {trial.says}")
 
 
 # -- ACLs --------------------------------------------------------------------------------------------------------------

@@ -66,6 +66,11 @@ class ChatClient:
             transport=transport,
         )
 
+    @property
+    def schema_works(self) -> bool:
+        """The server took structured output so far; never asked for: as the settings say."""
+        return self._schema_works
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -62,7 +62,10 @@ class DeepClassifier:
         purse: Purse | None = None,
     ) -> None:
         self._llm = settings.llm
-        self._prompts = {task.name: PromptBuilder(task, settings.llm.max_item_chars) for task in settings.tasks}
+        self._prompts = {
+            task.name: PromptBuilder(task, settings.llm.max_item_chars, settings.llm.mask_regions)
+            for task in settings.tasks
+        }
         self._sources = {settings.source_topic(source): source.name for source in settings.sources}
         self.providers: Chain = tuple(
             Provider(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.llm.mask import mask
 from app.settings import TaskSettings
 
 __all__ = ["Prompt", "PromptBuilder", "build", "cut", "version_of"]
@@ -27,6 +28,9 @@ REQUEST = "{items}\nAnswer for {numbers}."
 
 ITEM_TOKENS = 12
 """`"17":"` and `",` cost 6 to 8 in the vocabularies of SmolLM2, Qwen and GPT; the rest is for white space."""
+
+MASKED_PART = 4
+"""So many times what is shown is masked before it is cut: a number at that end doesn't reach the part that is shown."""
 
 TEMPLATE_TOKENS = 64
 """Of a chat template: marks around each message, at times a default system line."""
@@ -56,11 +60,12 @@ class PromptBuilder:
     Args:
         task: instruction and categories.
         max_item_chars: longer texts are cut, in code points.
+        mask_regions: see `app.llm.mask`.
     """
 
-    def __init__(self, task: TaskSettings, max_item_chars: int) -> None:
+    def __init__(self, task: TaskSettings, max_item_chars: int, mask_regions: Sequence[str] = ()) -> None:
         self.task, self.version = task, version_of(task)
-        self._max_item_chars = max_item_chars
+        self._max_item_chars, self._mask_regions = max_item_chars, mask_regions
 
     def build(self, texts: Sequence[str], *, masked: bool) -> "Prompt":
         """The prompt for texts, numbered from 1 in the given order.
@@ -69,6 +74,9 @@ class PromptBuilder:
             texts: one or more.
             masked: personal data and secrets are replaced first.
         """
+        if masked:  # before the cut: half a number has no check digit
+            most = self._max_item_chars * MASKED_PART
+            texts = [mask(text[:most], self._mask_regions).text for text in texts]
         return build(self.task, texts, self._max_item_chars)
 
     def tokens(self, text: str) -> int:
