@@ -92,6 +92,8 @@ def _type_name(annotation: Any) -> str:
         return _type_name(arguments[0])
     if origin is list:
         return f"list of {_type_name(arguments[0])}"
+    if origin is tuple:
+        return ", ".join(_type_name(each) for each in arguments)
     if origin is dict:
         return "table of texts"
     if origin in (Union, types.UnionType):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import SettingsError
+from app.inference.scores import calibrated
 from app.settings import LightSettings, TaskSettings
 
 if TYPE_CHECKING:
@@ -84,7 +85,11 @@ class EncoderClassifier:
         weights = np.exp((cosines - cosines.max(axis=1, keepdims=True)) / TEMPERATURE)
         shares = weights / weights.sum(axis=1, keepdims=True)
         best = cosines.argmax(axis=1)
-        return [(task.categories[int(i)].id, float(row[i])) for i, row in zip(best, shares, strict=True)]
+        found = [(task.categories[int(i)].id, float(row[i])) for i, row in zip(best, shares, strict=True)]
+        if task.light_calibration is None:
+            return found
+        scale, shift = task.light_calibration
+        return [(category, calibrated(confidence, scale, shift)) for category, confidence in found]
 
     def _vectors_of(self, task: TaskSettings) -> "tuple[Vectors, Vectors]":
         """The common part, float32 [384], and a unit vector a category, float32 [categories, 384]."""

@@ -1,4 +1,4 @@
-"""Asks one provider one real question: does it work, and what can it do?"""
+"""Asks one provider one real question, to see whether it works and what it can do."""
 
 import time
 from dataclasses import dataclass
