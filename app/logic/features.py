@@ -50,6 +50,8 @@ def compile_feature(settings: FeatureSettings) -> Feature:
 
 def as_number(value: object) -> int | float | None:
     """A finite number, also when it is written as text; None for anything else."""
+    if type(value) is float or type(value) is int:
+        return value if -HASHES < value < HASHES else None  # NaN is in no range
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -121,16 +123,18 @@ class _Distinct:
         self.name, self.limit = name, limit
 
     def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
-        digest = hashlib.blake2b(as_text(value).encode(), digest_size=8).digest()
-        mark = int.from_bytes(digest, "big") >> 1
+        text = value if type(value) is str else as_text(value)
+        mark = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
         if state is None:
             return [mark]
-        if len(state) > self.limit and mark >= state[-1]:
+        size = len(state)
+        if size > self.limit and mark >= state[-1]:
             return state
         place = bisect_left(state, mark)
-        if place == len(state) or state[place] != mark:
+        if place == size or state[place] != mark:
             state.insert(place, mark)
-            del state[self.limit + 1 :]
+            if size > self.limit:
+                del state[self.limit + 1 :]
         return state
 
     def merge(self, state: Any, more: Any) -> Any:
