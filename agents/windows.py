@@ -296,7 +296,9 @@ class WindowChain:
             lane.post(self._purge)
 
     def closed(self, lane: Lane) -> None:
-        self._quiet.pop(lane.tp.partition, None)
+        if self._quiet.pop(lane.tp.partition, None) is not None:
+            for aggregate in self.aggregates:
+                metrics.OPEN_PANES.labels(aggregate.name, str(lane.tp.partition)).set(0)
 
     def committed(self, lane: Lane) -> None:
         """More windows wait: on with it."""
