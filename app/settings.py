@@ -122,7 +122,16 @@ class DeliverySettings(Section):
         description="Most records in one transaction: larger ones cost less each (us and the broker), and wait more.",
     )
     commit_interval_ms: int = Field(
-        100, ge=0, le=10_000, description="How long a lane gathers records under light load before it commits. 0: none."
+        100,
+        ge=0,
+        le=10_000,
+        description="The longest that a lane gathers records under light load before it commits. 0: none.",
+    )
+    transactions_per_s: int = Field(
+        200,
+        ge=1,
+        le=10_000,
+        description="What a worker aims at under light load, over all its lanes: more wait less and cost more CPU.",
     )
     max_input_bytes: int = Field(64 << 20, ge=1 << 20, description="Input held in memory by a worker, all stages.")
     max_output_bytes: int = Field(32 << 20, ge=1 << 20, description="Output not yet written, all stages.")

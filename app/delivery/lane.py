@@ -70,7 +70,7 @@ class Lane:
         self._incarnation = ""
         self._applied: Applied | None = None
         self._batch = 0
-        self._last_begin = 0.0
+        self.last_begin = 0.0
         self._task: asyncio.Task[None] | None = None
         self._labels = (stage.name, str(tp.partition))
 
@@ -260,7 +260,7 @@ class Lane:
                 transaction = await self._compute()
                 if committing is not None:
                     await committing
-                self._last_begin = time.monotonic()
+                self.last_begin = time.monotonic()
                 committing = asyncio.ensure_future(self._commit(transaction))
                 await asyncio.sleep(0)
         finally:
@@ -274,7 +274,7 @@ class Lane:
             return 0.0
         if busy or not (self.inbox or self._posted):
             return 3600.0
-        return max(0.0, self._last_begin + self.delivery.commit_interval_s - time.monotonic())
+        return max(0.0, self.last_begin + self.delivery.gather_s - time.monotonic())
 
     async def _wait(self, committing: asyncio.Task[None] | None, seconds: float) -> None:
         self._wake.clear()

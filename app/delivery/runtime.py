@@ -31,6 +31,8 @@ log = logging.getLogger("headrace.delivery")
 
 LOOP_HANG_S = 20
 """An event loop that answers nothing for this long is not slow but stuck: the worker ends with a report."""
+ACTIVE_S = 2.0
+"""A lane that began a transaction within this time has input."""
 REPORT_STOPPED_S = 60.0
 """A stopped partition says so again this often."""
 FRESH_MS = 5000
@@ -51,7 +53,8 @@ class Delivery:
         self.stages: dict[str, Stage] = {}
         self.lanes: dict[TopicPartition, Lane] = {}
         self.batch_records = settings.delivery.batch_records
-        self.commit_interval_s = settings.delivery.commit_interval_ms / 1000
+        self.gather_s = 0.0
+        """How long a lane gathers records under light load; follows how many lanes have input."""
         self.lane_bytes = settings.delivery.max_input_bytes
         self.partitions: dict[str, int] = {}
         """Partition count of every topic we write, filled at start."""
@@ -336,6 +339,7 @@ class Delivery:
             now = time.monotonic()
             again = now - reported > REPORT_STOPPED_S
             reported = now if again else reported
+            self._pace(now)
             stopped: dict[str, int] = dict.fromkeys((s.name for s in self.stages.values()), 0)
             for lane in list(self.lanes.values()):
                 if lane.stopped:
@@ -348,6 +352,12 @@ class Delivery:
                         self._check_moving(lane, now)
             for name, n in stopped.items():
                 metrics.PARTITIONS_STOPPED.labels(name).set(n)
+
+    def _pace(self, now: float) -> None:
+        """Shares the worker's transactions a second among the lanes that had some."""
+        active = sum(now - lane.last_begin < ACTIVE_S for lane in self.lanes.values())
+        delivery = self.settings.delivery
+        self.gather_s = min(delivery.commit_interval_ms / 1000, active / delivery.transactions_per_s)
 
     def _check_moving(self, lane: Lane, now: float) -> None:
         if now - lane.moved_at > self.settings.delivery.stall_timeout_s:
