@@ -4,10 +4,8 @@
 time when a worker starts (`App.on_first_start`).
 """
 
-import fcntl
 import gc
 import logging
-import os
 import socket
 import ssl
 import time
@@ -26,6 +24,7 @@ from app.delivery.runtime import Delivery
 from app.delivery.stage import Logic, Stage
 from app.delivery.state import BatchSchema, State
 from app.errors import BrokerError, SettingsError, StateError
+from app.folder_lock import FolderInUse, lock_folder
 from app.kafka import ssl_context
 from app.settings import Settings, load
 
@@ -114,22 +113,13 @@ class App(faust.App):
         """
         folder = Path(self.conf.datadir)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "worker.lock"
-        file = path.open("a+", encoding="ascii")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
+            self._lock_file = lock_folder(folder / "worker.lock")
+        except FolderInUse as error:
             raise StateError(
-                f"data folder {folder} is in use by the worker with process id {holder}; give this one a folder of its "
-                "own, for example HEADRACE_DATA_DIR=data/worker-2"
+                f"data folder {folder} is in use by the worker with process id {error.holder}; give this one a folder of "
+                "its own, for example HEADRACE_DATA_DIR=data/worker-2"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        self._lock_file = file
 
 
 def free_port(host: str, wanted: int) -> int:

@@ -7,7 +7,6 @@ import base64
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from typing import IO
 
 from app.broker.jars import archive_file, jars, java
 from app.errors import BrokerError
+from app.folder_lock import FolderInUse, lock_folder
 
 __all__ = ["EmbeddedKafka", "die_with_parent", "free_port", "port_is_free"]
 
@@ -170,22 +170,14 @@ class EmbeddedKafka:
             )
 
     def _lock_folder(self) -> None:
-        file = (self.data_dir / "broker.lock").open("a+", encoding="ascii")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
+            self._lock = lock_folder(self.data_dir / "broker.lock")
+        except FolderInUse as error:
             raise BrokerError(
-                f"data folder {self.data_dir} is in use by the broker with process id {holder}; stop that one, or give "
-                "this one a folder of its own with --data-dir"
+                f"data folder {self.data_dir} is in use by the broker with process id {error.holder}; stop that one, or "
+                "give this one a folder of its own with --data-dir"
             ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        os.set_inheritable(file.fileno(), True)  # Kafka keeps the lock as long as it lives, even without us
-        self._lock = file
+        os.set_inheritable(self._lock.fileno(), True)  # Kafka keeps the lock as long as it lives, even without us
 
     def _check_port(self) -> None:
         if not self.port:
