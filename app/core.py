@@ -152,6 +152,7 @@ def build(settings: Settings) -> App:
         broker_credentials=None,
         ssl_context=context,
         store="headrace://",
+        TableManager="app.delivery.restore.TableManager",
         datadir=str(settings.data_dir / "worker"),
         autodiscover=False,
         topic_disable_leader=True,

@@ -4,6 +4,7 @@
     ├── SettingsError             a setting is wrong; names the field, what was given, what is allowed
     ├── BrokerError               the embedded or an external Kafka can't serve us
     ├── StateError                local state or its changelog can't be trusted; says what to do
+    │   └── StateDamaged          the local copy can't be read: it is set aside and rebuilt from the changelog
     ├── OutputError               an output can't be written (too large, refused)
     └── ModelError                a model call failed; `retryable` decides what happens next
         ├── ModelUnavailable      retryable: time-out, reset, 429, 5xx, not reachable
@@ -20,6 +21,7 @@ __all__ = [
     "ModelUnavailable",
     "OutputError",
     "SettingsError",
+    "StateDamaged",
     "StateError",
 ]
 
@@ -43,6 +45,12 @@ class BrokerError(HeadraceError):
 
 class StateError(HeadraceError):
     """State and input don't fit together (recreated input, lost state, foreign folder)."""
+
+
+class StateDamaged(StateError):
+    """A local copy can't be read. Retryable: it is set aside when it is opened again, and rebuilt."""
+
+    retryable = True
 
 
 class OutputError(HeadraceError):

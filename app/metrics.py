@@ -33,6 +33,10 @@ __all__ = [
     "RECORDS_IN",
     "RECORDS_LOST",
     "RECORDS_OUT",
+    "RESTORED_ROWS",
+    "RESTORE_REMAINING",
+    "STANDBY_LAG",
+    "STANDBY_ROWS",
     "STATE_BYTES",
     "TRANSACTION_SECONDS",
     "observe_many",
@@ -77,6 +81,10 @@ OPEN_PANES = Gauge("headrace_open_panes", "Panes in State, of windows that aren'
 APPEND_TO_RESULT_SECONDS = Histogram(
     "headrace_append_to_result_seconds", "From the raw record's append to its result.", ["tier"], buckets=WIDE
 )
+RESTORE_REMAINING = Gauge("headrace_restore_remaining_records", "Changelog offsets that a restore has still to read.")
+RESTORED_ROWS = Counter("headrace_restored_rows", "Rows of State that were read back from changelogs.")
+STANDBY_LAG = Gauge("headrace_standby_lag_records", "Changelog offsets that standby copies are behind.")
+STANDBY_ROWS = Counter("headrace_standby_rows", "Rows written into standby copies.")
 STATE_BYTES = Gauge("headrace_state_bytes", "Local state, on disk and in memory tables.", ["state"])
 MODEL_CALLS = Counter("headrace_model_calls", "Wire calls to a provider.", ["provider", "model", "outcome"])
 MODEL_TOKENS = Counter(
@@ -109,7 +117,8 @@ BUDGET_ALERTS = Counter("headrace_budget_alerts", "Days on which a task passed b
 
 ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
-    TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, STATE_BYTES,
+    TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING,
+    RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES,
     BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
     MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip

@@ -22,7 +22,8 @@ from aiokafka.structs import TopicPartition
 from app import metrics
 from app.delivery.outbox import Outbox
 from app.delivery.positions import Log, locate
-from app.delivery.probe import crc_of, initial_offset, probe, read_tail, record_at
+from app.delivery.probe import crc_of, initial_offset, probe, record_at
+from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched, fetched_of
@@ -196,13 +197,7 @@ class Lane:
         state, partition = self.stage.state, self.tp.partition
         state.store.reopen(partition)  # a database that met a full disk refuses writes until it is opened again
         changelog = TopicPartition(state.changelog_topic.get_topic_name(), partition)
-        async with probe(self.delivery.settings.kafka) as consumer:
-            end = (await consumer.end_offsets([changelog]))[changelog]
-            begin = (await consumer.beginning_offsets([changelog]))[changelog]
-            start = max(begin, (state.database(partition).changelog_offset or -1) + 1)
-            rows = [(r.key, r.value) async for r in read_tail(consumer, changelog, start, end)]
-            if rows:
-                state.apply(partition, rows, end - 1)
+        await catch_up(self.delivery, state, changelog)
 
     async def _locate(self) -> None:
         """Finds the position, and says what doesn't fit."""

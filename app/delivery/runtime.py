@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
@@ -18,12 +18,13 @@ from app import metrics
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import partitions_for
-from app.delivery.probe import probe, read_tail
 from app.delivery.stage import Stage
-from app.delivery.state import APPLIED, State, decode_applied
 from app.delivery.store import share_memory
 from app.errors import OutputError, StateError
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.delivery.restore import Restore
 
 __all__ = ["Delivery"]
 
@@ -60,6 +61,8 @@ class Delivery:
         """Partition count of every topic we write, filled at start."""
         self.raw_topics: set[str] = set()
         self.dead_letter = settings.topic("dead-letter")
+        self.restore: Restore | None = None
+        """Set by Faust's table manager when it starts."""
         self._consumer: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watched: set[asyncio.Task[Any]] = set()
@@ -111,69 +114,32 @@ class Delivery:
             self.lane_bytes = max(1 << 18, self.settings.delivery.max_input_bytes // 2 // len(lanes))
         await asyncio.gather(*[lane.open() for lane in lanes])
         self.lanes = {lane.tp: lane for lane in lanes}
-        await self._check_local_copies(assigned)
 
-    async def _check_local_copies(self, assigned: set[Any]) -> None:
-        """Discards local state that isn't a copy of its changelog: it is rebuilt."""
-        states = {stage.changelog: stage.state for stage in self.stages.values()}
-        changelogs = [TopicPartition(tp.topic, tp.partition) for tp in assigned if tp.topic in states]
-        if not changelogs:
-            return
-        async with probe(self.settings.kafka) as consumer:
-            ends = await consumer.end_offsets(changelogs)
-            starts = await consumer.beginning_offsets(changelogs)
-            whys = {}
-            for tp in changelogs:
-                state = states[tp.topic]
-                whys[tp] = self._why_stale(state, tp.partition, ends[tp]) or await self._why_foreign(
-                    consumer, state, tp, starts[tp], ends[tp]
-                )
-        for tp, why in whys.items():
-            if why:
-                log.warning("%s, partition %d: local state %s; rebuilding it", tp.topic, tp.partition, why)
-                states[tp.topic].store.discard(tp.partition)
-
-    @staticmethod
-    async def _why_foreign(consumer: Any, state: State, tp: TopicPartition, start: int, end: int) -> str:
-        """Compares incarnations with the changelog's next marker; empty when they agree or there is none."""
-        mine = state.applied(tp.partition)
-        if mine is None:
-            return ""
-        begin = max(start, state.database(tp.partition).last_batch_start)
-        async for record in read_tail(consumer, tp, begin, end):
-            if record.key == APPLIED and record.value is not None:
-                theirs = decode_applied(record.value)
-                return "" if theirs.incarnation == mine.incarnation else "belongs to another life of the changelog"
-        return ""
-
-    @staticmethod
-    def _why_stale(state: State, partition: int, end: int) -> str:
-        try:
-            database = state.database(partition)
-            reached, written_ms = database.changelog_offset, database.written_ms
-        except StateError as error:
-            if "lock" in str(error).lower():
-                raise
-            return f"can't be opened ({error})"
-        if reached is None:
-            return ""
-        if reached >= end:
-            return f"has read up to {reached} of a changelog that ends at {end}"
-        half = HALF_DELETE_RETENTION_MS
-        if reached < end - 1 and written_ms is not None and time.time() * 1000 - written_ms > half:
-            return "is older than the changelog keeps deletions"
-        return ""
+    def lane_of(self, changelog: TopicPartition) -> Lane | None:
+        """The lane whose State a changelog partition is."""
+        return next(
+            (
+                lane
+                for lane in self.lanes.values()
+                if (lane.stage.changelog, lane.tp.partition) == (changelog.topic, changelog.partition)
+            ),
+            None,
+        )
 
     async def begin(self, consumer: Any) -> None:
         """Restore is done: lanes find their positions and start."""
-        self._consumer = consumer
         self._output_room = self._output_room or asyncio.Condition()
         for lane in self.lanes.values():
+            lane.stage.state.note_kinds(lane)
             lane.start()
         mine = ", ".join(
             f"{s.name}: {sum(lane.stage is s for lane in self.lanes.values())}" for s in self.stages.values()
         )
         log.info("ready; partitions of this worker: %s", mine if self.lanes else "none, it stands by")
+
+    def join(self, consumer: Any) -> None:
+        """The group's consumer, known from the first assignment on."""
+        self._consumer = consumer
 
     async def committed(self, tp: TopicPartition) -> int | None:
         return await self._consumer.committed(tp)  # type: ignore[no-any-return]
@@ -377,7 +343,3 @@ class Delivery:
                 sys.stderr.write(f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n")
                 faulthandler.dump_traceback(all_threads=True)
                 os._exit(EXIT_STUCK)
-
-
-HALF_DELETE_RETENTION_MS = 12 * 3600 * 1000
-"""Half of Kafka's delete.retention.ms (24 h): an older copy may have missed tombstones that are gone by now."""

@@ -1,17 +1,18 @@
 """State: one table and so one changelog a stage and source, holding named maps.
 
 Reads see the writes of batches still in flight (the overlay of their lane). Writes go through an Outbox. The changelog
-is read back in batches; a record that marks the last input offset (`Applied`) comes with every transaction.
+is read back by `app.delivery.restore`; a record that marks the last input offset (`Applied`) comes with every
+transaction.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import faust
 import msgspec
 from faust.transport.drivers import aiokafka as _driver  # noqa: F401  # registers the driver before ours
-from faust.types import TP
 
+from app.delivery.kinds import KINDS, noted
 from app.delivery.maps import Map, PackedMap
 from app.delivery.store import Database, Store
 
@@ -19,6 +20,11 @@ __all__ = ["APPLIED", "Applied", "BatchSchema", "State", "View", "decode_applied
 
 V = TypeVar("V")
 
+ChangelogRecord: TypeAlias = tuple[bytes, bytes | None]
+"""Key and value; None is a tombstone."""
+
+LATE = b"\x00late"
+"""Before the key of a packed record whose tombstone was met while look-ups were slow (see `State.apply_bulk`)."""
 APPLIED = b"\x00applied"
 """Key of the marker: where in its input this state stands."""
 
@@ -71,8 +77,6 @@ class State(faust.Table[bytes, bytes]):
             key_type=bytes,
             value_type=bytes,
             store="headrace://",
-            recovery_buffer_size=2,  # a batch is one message here: Faust's 1000 would be gigabytes, 1 never stops
-            standby_buffer_size=2,
             **kwargs,
         )
 
@@ -91,32 +95,84 @@ class State(faust.Table[bytes, bytes]):
     def database(self, partition: int) -> Database:
         return self.store.database(partition)
 
-    def apply_changelog_batch(self, batch: Iterable[Any]) -> None:
-        """Called by Faust with record batches read back from the changelog."""
-        for event in batch:
-            tp: TP = event.message.tp
-            self.apply(tp.partition, ((r.key, r.value) for r in event.value), event.message.offset)
+    def apply(self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int) -> int:
+        """Writes changelog records into the local copy of a partition.
 
-    def apply(self, partition: int, records: Iterable[tuple[bytes, bytes | None]], changelog_offset: int) -> None:
-        """Writes changelog records into the local copy of a partition."""
+        Returns:
+            How many rows were set or removed: the rows of packed records stand by themselves in the local copy.
+        """
         database = self.database(partition)
-        database.write(self._expand(database, records), changelog_offset)
-
-    def _expand(
-        self, database: Database, records: Iterable[tuple[bytes, bytes | None]]
-    ) -> Iterator[tuple[bytes, bytes | None]]:
-        """Rows of packed records stand by themselves in the local copy."""
+        rows: dict[bytes, bytes | None] = {}
         packed_maps = self._packed
         for key, value in records:
             packed = packed_maps.get(key[:1])
             if packed is not None:
-                if value is not None:
-                    yield from packed.rows_of(value)
-                elif (old := database.get(key)) is not None:
-                    for row, was in packed.rows_of(old):
-                        if database.get(row) == was:
-                            yield row, None
-            yield key, value
+                if value is None:
+                    self._expire(database, packed, key, rows)
+                else:
+                    prefix = packed.prefix
+                    for row, content in packed.unpack(value):
+                        rows[prefix + row] = content
+            rows[key] = value
+        return database.write(rows.items(), changelog_offset)
+
+    @staticmethod
+    def _expire(database: Database, packed: PackedMap[Any], record: bytes, rows: dict[bytes, bytes | None]) -> None:
+        """Removes those rows of a packed record that it still owns; `rows` are changes that aren't written yet."""
+        old = rows[record] if record in rows else database.get(record)
+        if old is None:
+            return
+        owned = list(packed.rows_of(old))
+        for (row, was), stored in zip(owned, database.get_many([row for row, _ in owned]), strict=True):
+            if rows.get(row, stored) == was:
+                rows[row] = None
+
+    def apply_bulk(self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int) -> int:
+        """The same for very many records into a database that is open for bulk writing.
+
+        What needs a look-up is only noted, and done by `settle`. Returns how many rows were set or removed.
+        """
+        packed_maps = self._packed
+
+        def expanded() -> Iterator[tuple[bytes, bytes | None]]:
+            for key, value in records:
+                packed = packed_maps.get(key[:1])
+                if packed is not None:
+                    if value is None:
+                        yield LATE + key, b""
+                        continue
+                    prefix = packed.prefix
+                    for row, content in packed.unpack(value):
+                        yield prefix + row, content
+                yield key, value
+
+        return self.database(partition).write(expanded(), changelog_offset)
+
+    def settle(self, partition: int) -> None:
+        """Ends bulk writing: does what was put off, also by a process that didn't come to it."""
+        if self.database(partition).bulk:
+            self.store.reopen(partition)
+        database = self.database(partition)
+        reached = database.changelog_offset
+        for late, _ in list(database.scan(LATE)):
+            record = late[len(LATE) :]
+            rows: dict[bytes, bytes | None] = {late: None}
+            packed = self._packed.get(record[:1])
+            if packed is not None:
+                self._expire(database, packed, record, rows)
+            rows[record] = None
+            database.write(rows.items(), -1 if reached is None else reached)
+
+    def note_kinds(self, lane: Any) -> None:
+        """Has a lane write the types of the maps, where they aren't noted yet or a map was added."""
+        kinds = noted(self.maps.values())
+        if self.database(lane.tp.partition).get(KINDS) == kinds:
+            return
+
+        def note(view: View, out: Any) -> None:
+            out.changelog[KINDS] = out.local[KINDS] = kinds
+
+        lane.post(note)
 
     def applied(self, partition: int) -> Applied | None:
         raw = self.database(partition).get(APPLIED)

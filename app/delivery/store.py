@@ -5,6 +5,7 @@ writes the changelog offset apart from the changes. Here one block cache and one
 databases of the worker, and the offset is written in the same WriteBatch as the changes it belongs to.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -17,16 +18,20 @@ from faust.types import TP
 from rocksdict import (
     BlockBasedOptions,
     Cache,
+    MemtableFactory,
     Options,
     Rdict,
     ReadOptions,
     WriteBatch,
     WriteBufferManager,
+    WriteOptions,
 )
 
-from app.errors import StateError
+from app.errors import StateDamaged, StateError
 
-__all__ = ["Database", "Store", "Writes", "share_memory"]
+__all__ = ["COPY_OF", "RESEEDING", "Database", "Store", "Writes", "share_memory"]
+
+log = logging.getLogger("headrace.delivery")
 
 Writes = Iterable[tuple[bytes, bytes | None]]
 """Changes in order; None deletes."""
@@ -37,6 +42,14 @@ CHANGELOG_BEFORE = b"\x00changelog-before"
 """CHANGELOG_OFFSET before the last write: the last batch begins behind it."""
 WRITTEN_MS = b"\x00written-ms"
 """When the local copy was last written, ms since the epoch."""
+COPY_OF = b"\x00copy-of"
+"""Which changelog and partition this is a copy of: a folder that was moved here is found by it."""
+RESEEDING = b"\x00reseeding"
+"""There while the changelog is written anew from this copy: until it is gone the changelog isn't whole."""
+DAMAGED = "DAMAGED"
+"""A file with this name in the folder says that RocksDB found it damaged: the next open sets it aside."""
+KEPT_ASIDE = 2
+"""Folders that were set aside are kept for a look, the newest two of each partition."""
 BLOOM_BITS = 10
 """1% false positives: nearly every look-up of a new event id ends in memory."""
 
@@ -63,7 +76,7 @@ def share_memory(block_cache_bytes: int, write_buffer_bytes: int) -> None:
     _memory = _Memory(block_cache_bytes, write_buffer_bytes)
 
 
-def _options() -> Options:
+def _options(*, bulk: bool = False) -> Options:
     if _memory is None:
         share_memory(64 << 20, 64 << 20)
     memory = _memory
@@ -82,34 +95,69 @@ def _options() -> Options:
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options.set_block_based_table_factory(table)
+    if bulk:
+        # Rows are appended and sorted once, when the memtable is flushed; look-ups are slow meanwhile, and not made.
+        options.set_memtable_factory(MemtableFactory.vector())
+        options.set_allow_concurrent_memtable_write(False)
     return options
 
 
 class Database:
     """The local copy of one partition of a State.
 
+    Args:
+        path: its folder.
+        bulk: for writing very much at once, as a restore does: no write-ahead log, and look-ups are slow. A crash
+            meanwhile leaves an earlier state, whole and with the offset that belongs to it. Close it and open it anew
+            before it is used otherwise.
+
     Raises:
         StateError: another process has the folder open, or it can't be written.
+        StateDamaged: what is in the folder can't be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, bulk: bool = False) -> None:
+        self.path, self.bulk = path, bulk
         path.parent.mkdir(parents=True, exist_ok=True)
+        if (path / DAMAGED).exists():
+            raise StateDamaged(f"state folder {path} was found damaged")
         try:
-            self._db = Rdict(str(path), options=_options())
+            self._db = Rdict(str(path), options=_options(bulk=bulk))
         except Exception as error:
-            raise StateError(
-                f"state folder {path} can't be opened ({str(error)[:200]}); is another worker using this data folder? "
-                "Give each worker its own (HEADRACE_DATA_DIR)"
-            ) from error
+            raise self._open_error(error) from error
+        self._write_options = WriteOptions()
+        self._write_options.disable_wal = bulk  # type: ignore[assignment,method-assign]  # the stub calls it a method
         self._closed = False
+
+    def _open_error(self, error: Exception) -> StateError:
+        text = str(error)[:200]
+        if _tells_damage(text):
+            return StateDamaged(f"state folder {self.path} can't be read ({text})")
+        return StateError(
+            f"state folder {self.path} can't be opened ({text}); is another worker using this data folder? "
+            "Give each worker its own (HEADRACE_DATA_DIR)"
+        )
+
+    def _failed(self, error: Exception) -> StateError:
+        """What a failed read or write means. Damage is noted in the folder, so that the next open sets it aside."""
+        text = str(error)[:200]
+        if not _tells_damage(text):
+            return StateError(f"state folder {self.path}: {text}")
+        (self.path / DAMAGED).touch()
+        return StateDamaged(f"state folder {self.path} is damaged ({text})")
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         found: Any = self._db
-        return list(found[keys]) if keys else []
+        try:
+            return list(found[keys]) if keys else []
+        except Exception as error:
+            raise self._failed(error) from error
 
     def get(self, key: bytes) -> bytes | None:
-        return self._db.get(key)
+        try:
+            return self._db.get(key)
+        except Exception as error:
+            raise self._failed(error) from error
 
     def scan(self, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Rows whose key begins with `prefix`, from `start` on, in key order."""
@@ -117,27 +165,64 @@ class Database:
         end = prefix_end(prefix)
         if end:
             bounds.set_iterate_upper_bound(end)
-        yield from self._db.items(from_key=start or prefix, read_opt=bounds)
+        rows = self._db.iter(bounds)
+        rows.seek(start or prefix)
+        while rows.valid():
+            yield rows.key(), rows.value()
+            rows.next()
+        try:
+            rows.status()  # an iterator that meets damage only ends; it says so here
+        except Exception as error:
+            raise self._failed(error) from error
 
-    def write(self, writes: Writes, changelog_offset: int) -> None:
-        """Applies the changes and notes how far the changelog is read, atomically."""
+    def write(self, writes: Writes, changelog_offset: int) -> int:
+        """Applies the changes and notes how far the changelog is read, atomically. Returns how many there were."""
         batch = WriteBatch(raw_mode=True)
-        for key, value in sorted(writes, key=itemgetter(0)):  # neighbours in order cost half; repeats stay in order
+        put, delete = batch.put, batch.delete
+        # Neighbours in order cost half, and repeats stay in order; a bulk memtable sorts by itself.
+        for key, value in writes if self.bulk else sorted(writes, key=itemgetter(0)):
             if value is None:
-                batch.delete(key)
+                delete(key)
             else:
-                batch.put(key, value)
-        before = self.get(CHANGELOG_OFFSET)
+                put(key, value)
+        rows = batch.len()
+        before = self._reached
         if before is not None:
-            batch.put(CHANGELOG_BEFORE, before)
-        batch.put(CHANGELOG_OFFSET, b"%d" % changelog_offset)
-        batch.put(WRITTEN_MS, b"%d" % int(time.time() * 1000))
-        self._db.write(batch)
+            put(CHANGELOG_BEFORE, b"%d" % before)
+        put(CHANGELOG_OFFSET, b"%d" % changelog_offset)
+        put(WRITTEN_MS, b"%d" % int(time.time() * 1000))
+        self._commit(batch)
+        self._known_offset = changelog_offset
+        return rows
+
+    def note(self, key: bytes, value: bytes | None) -> None:
+        """Sets or removes a row about the copy itself, apart from any changelog offset."""
+        batch = WriteBatch(raw_mode=True)
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+        self._commit(batch)
+
+    def _commit(self, batch: WriteBatch) -> None:
+        try:
+            self._db.write(batch, self._write_options)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    _known_offset: int | None = None
+
+    @property
+    def _reached(self) -> int | None:
+        """CHANGELOG_OFFSET, asked from RocksDB once."""
+        if self._known_offset is None:
+            value = self.get(CHANGELOG_OFFSET)
+            self._known_offset = None if value is None else int(value)
+        return self._known_offset
 
     @property
     def changelog_offset(self) -> int | None:
-        value = self.get(CHANGELOG_OFFSET)
-        return None if value is None else int(value)
+        return self._reached
 
     @property
     def last_batch_start(self) -> int:
@@ -160,10 +245,27 @@ class Database:
         """RocksDB's own estimate; cheap, and off by what isn't compacted yet."""
         return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
 
+    def flush(self) -> None:
+        """Writes what is in memory to files."""
+        try:
+            self._db.flush()
+        except Exception as error:
+            raise self._failed(error) from error
+
     def close(self) -> None:
+        """Closes it. What a bulk load wrote is on disk then."""
         if not self._closed:
             self._closed = True
-            self._db.close()
+            try:
+                if self.bulk:
+                    self.flush()
+            finally:
+                self._db.close()
+
+
+def _tells_damage(text: str) -> bool:
+    """RocksDB's binding has one exception class for all; the status name in front tells damage from a full disk."""
+    return text.startswith(("Corruption", "NotSupported")) or "No such file" in text
 
 
 def prefix_end(prefix: bytes) -> bytes:
@@ -180,11 +282,26 @@ class Store(FaustStore[bytes, bytes]):
         self._open: dict[int, Database] = {}
 
     def database(self, partition: int) -> Database:
-        """The open database of a partition; opens it on first use."""
+        """The open database of a partition; opens it on first use. What can't be read is set aside and begun anew."""
         found = self._open.get(partition)
         if found is None:
-            found = self._open[partition] = Database(self.folder(partition))
+            found = self._open[partition] = self._open_or_begin(partition)
         return found
+
+    def _open_or_begin(self, partition: int) -> Database:
+        folder = self.folder(partition)
+        try:
+            found = Database(folder)
+        except StateDamaged as error:
+            self.set_aside(partition, str(error))
+            found = Database(folder)
+        if found.changelog_offset is None and found.get(COPY_OF) is None:
+            found.note(COPY_OF, self.identity(partition))
+        return found
+
+    def identity(self, partition: int) -> bytes:
+        """What COPY_OF says in a copy that belongs here."""
+        return f"{self.table.changelog_topic.get_topic_name()}/{partition}".encode()
 
     def folder(self, partition: int) -> Path:
         return Path(self.app.conf.tabledir) / f"{self.table_name}-{partition}.db"
@@ -193,21 +310,36 @@ class Store(FaustStore[bytes, bytes]):
     def partitions(self) -> list[int]:
         return sorted(self._open)
 
-    def reopen(self, partition: int) -> None:
-        """Closes a partition's database; the next use opens it afresh."""
+    def reopen(self, partition: int, *, bulk: bool = False) -> None:
+        """Closes a partition's database; the next use opens it afresh. With `bulk` it is opened at once, for a restore."""
+        self._close(partition)
+        if bulk:
+            self.database(partition)  # sets aside what is damaged
+            self._close(partition)
+            self._open[partition] = Database(self.folder(partition), bulk=True)
+
+    def _close(self, partition: int) -> None:
         opened = self._open.pop(partition, None)
         if opened:
             opened.close()
 
-    def discard(self, partition: int) -> None:
-        """Removes the local copy of a partition: it is rebuilt from the changelog."""
-        opened = self._open.pop(partition, None)
-        if opened:
-            opened.close()
-        shutil.rmtree(self.folder(partition), ignore_errors=True)
+    def set_aside(self, partition: int, why: str) -> None:
+        """Moves the local copy of a partition out of the way, and says where to: it is rebuilt from the changelog."""
+        folder = self.folder(partition)
+        try:
+            self._close(partition)
+        except StateError as error:
+            log.warning("%s didn't close cleanly: %s", folder, error)
+        if not folder.exists():
+            return
+        aside = folder.with_name(f"{folder.name}.aside-{time.time_ns() // 1_000_000}")
+        folder.rename(aside)
+        log.warning("%s, partition %d: %s; it is set aside as %s", self.table_name, partition, why, aside)
+        for old in sorted(folder.parent.glob(f"{folder.name}.aside-*"))[:-KEPT_ASIDE]:
+            shutil.rmtree(old, ignore_errors=True)
 
     def persisted_offset(self, tp: TP) -> int | None:
-        return self.database(tp.partition).changelog_offset
+        return None  # Faust's own recovery, which would ask, is replaced (see app.delivery.restore)
 
     def set_persisted_offset(self, tp: TP, offset: int) -> None:
         """Nothing to do: `Database.write` notes the offset with the changes."""
@@ -220,17 +352,16 @@ class Store(FaustStore[bytes, bytes]):
     ) -> None:
         mine = set(self.table.changelog_topic.topics)
         for tp in revoked:
-            if tp.topic in mine and tp not in assigned and (opened := self._open.pop(tp.partition, None)):
-                opened.close()
+            if tp.topic in mine and tp not in assigned:
+                self._close(tp.partition)
 
     async def stop(self) -> None:
         self.close()
         await super().stop()
 
     def close(self) -> None:
-        for opened in self._open.values():
-            opened.close()
-        self._open.clear()
+        for partition in list(self._open):
+            self._close(partition)
 
     # Parts of Faust's store interface that nothing of ours calls: a caller learns what serves instead.
     async def backup_partition(self, tp: TP | int, flush: bool = True, purge: bool = False, keep: int = 1) -> None:
@@ -241,7 +372,7 @@ class Store(FaustStore[bytes, bytes]):
 
     def reset_state(self) -> None:
         for partition in list(self._open):
-            self.discard(partition)
+            self.set_aside(partition, "reset")
 
     def apply_changelog_batch(self, batch: Iterable[Any], to_key: Any, to_value: Any) -> None:
         raise NotImplementedError("State applies changelog batches itself")

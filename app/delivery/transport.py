@@ -6,7 +6,7 @@ A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs
   itself and nothing that was fetched is ever dropped;
 - positions are taken in the consumer's thread together with the fetch: read later, a seek in between lost events;
 - offsets are committed inside the lanes' transactions, so Faust's own acks and commits do nothing;
-- lanes are fenced before Faust reads the changelog's end.
+- lanes are fenced before restore reads the changelog's end, and changelogs are not read here.
 """
 
 import asyncio
@@ -32,8 +32,6 @@ __all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fe
 FETCH_MAX_WAIT_MS = 100
 """A fetch covers all partitions of a broker; a partition that gets room again waits for the one under way. Faust's
 1500 ms would be its latency."""
-RESTORE_RECORDS = 5000
-"""Records taken from one changelog partition at a time."""
 
 
 class Fetched(NamedTuple):
@@ -64,13 +62,12 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         super().__post_init__()
         app: Any = self.app
         self.delivery = app.delivery
-        self._reported: dict[TP, int] = {}
         self._room = asyncio.Event()
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
         kafka = self.delivery.settings.kafka
         self._assignor = self.app.assignor
-        return aiokafka.AIOKafkaConsumer(
+        consumer = aiokafka.AIOKafkaConsumer(
             client_id=self.app.conf.broker_client_id,
             group_id=self.app.conf.id,
             partition_assignment_strategy=[self._assignor],
@@ -87,6 +84,20 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             metadata_max_age_ms=60_000,
             **client_kwargs(kafka),
         )
+        # Counts as a poll for ever: during a long restore, and as a standby, nothing is fetched, and aiokafka would leave
+        # the group after max_poll_interval. A worker that hangs or doesn't move is found by our own watch.
+        self._polling = consumer._subscription.fetch_context()
+        self._polling.__enter__()
+        return consumer
+
+    async def hold_changelogs(self) -> None:
+        """The group's consumer doesn't read changelogs: restore has a consumer of its own."""
+        await self.call_thread(self._hold_changelogs)
+
+    async def _hold_changelogs(self) -> None:
+        consumer = self._ensure_consumer()
+        mine = [tp for tp in consumer.assignment() if tp.topic in self.app.tables.changelog_topics]
+        consumer.pause(*mine)
 
     def room(self) -> None:
         """A lane has room again: ends the wait of a fetch. May be called from any thread."""
@@ -130,19 +141,15 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         assignment = subscription.assignment if subscription else None
         if assignment is None:
             return taken
-        changelogs = self.app.tables.changelog_topics
         for tp in list(active):
-            restoring = tp.topic in changelogs
-            limit = RESTORE_RECORDS if restoring else self.delivery.room_for(tp)
+            limit = self.delivery.room_for(tp)
             state = assignment._tp_state.get(tp)
             if limit <= 0 or state is None or state._position is None:
                 continue
             start = state._position
             records = drain(consumer._fetcher, tp, limit)
             after = state._position
-            if records or (restoring and self._reported.get(tp) != after):
-                # A changelog whose tail holds only transaction markers: say so, or restore waits for ever.
-                self._reported[tp] = after
+            if records:
                 taken[tp] = fetched_of(records, start, after)
         return taken
 
@@ -165,28 +172,28 @@ class Consumer(driver.Consumer):
         generation = self.app.consumer_generation_id
         if self.should_stop or not batches:
             return
-        changelogs = self.app.tables.changelog_topics
         for tp, fetched in batches.items():
             batch: Any = fetched  # what our own thread made: see ConsumerThread._fetch_records
             if not self.flow_active or self.app.consumer_generation_id != generation:
                 return  # a rebalance: everything is fetched again after the seek
-            restoring = tp.topic in changelogs
-            offset = batch.next - 1
-            value: Any = batch.records if restoring else batch
-            if not restoring:
-                self._read_offset[tp] = None  # lanes check what they get; Faust's own filter would drop a second read
+            self._read_offset[tp] = None  # lanes check what they get; Faust's own filter would drop a second read
             yield (
                 tp,
                 ConsumerMessage(
-                    tp.topic, tp.partition, offset, 0, 0, None, None, value, None, 0, 0, tp, generation_id=generation
+                    tp.topic, tp.partition, batch.next - 1, 0, 0, None, None, batch, None, 0, 0, tp,
+                    generation_id=generation,
                 ),
-            )
+            )  # fmt: skip
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        if self.delivery.restore is not None:
+            await self.delivery.restore.halt()
         await self.delivery.close_lanes()
         await super().on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        await self._thread.hold_changelogs()
+        self.delivery.join(self)
         await self.delivery.fence(assigned)
         await super().on_partitions_assigned(assigned, generation_id)
 

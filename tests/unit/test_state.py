@@ -19,7 +19,7 @@ class FakeState:
     """A State without Faust: just what View and State._expand use."""
 
     _packed: ClassVar = {b"K": PACKED}
-    _expand = State._expand
+    _expire = staticmethod(State._expire)
     apply = State.apply
 
     def __init__(self, folder: Path) -> None:

@@ -1,0 +1,120 @@
+"""Writes a changelog that was lost anew, from a local copy that matches the input."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.structs import TopicPartition
+
+from app.delivery.changelog import Copy, in_thread
+from app.delivery.kinds import KINDS
+from app.delivery.maps import PackedMap
+from app.delivery.probe import crc_of, probe, read_tail, record_at
+from app.delivery.state import APPLIED, State
+from app.delivery.store import RESEEDING
+
+if TYPE_CHECKING:
+    from app.delivery.lane import Lane
+    from app.delivery.runtime import Delivery
+
+__all__ = ["changelog_rows", "matches_input", "reseed", "write_rows"]
+
+log = logging.getLogger("headrace.delivery")
+
+TRANSACTION_BYTES = 4 << 20
+"""Rows are written in transactions of about this size: each is in memory as a whole."""
+
+Row = tuple[bytes, bytes | None]
+
+
+async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
+    """Whether a local copy is of the input that this group works on: its marker is the record at that place.
+
+    Where retention has taken that record, the group's committed offset has to say the same as the marker.
+    """
+    applied = lane.stage.state.applied(lane.tp.partition)
+    if applied is None:
+        return False
+    async with probe(delivery.settings.kafka) as consumer:
+        start = (await consumer.beginning_offsets([lane.tp]))[lane.tp]
+        end = (await consumer.end_offsets([lane.tp]))[lane.tp]
+        if start <= applied.offset < end:
+            record = await record_at(consumer, lane.tp, applied.offset, end)
+            return record is not None and (record.timestamp, crc_of(record)) == (applied.timestamp_ms, applied.crc)
+    return bool(await delivery.committed(lane.tp) == applied.offset + 1)
+
+
+def changelog_rows(state: State, partition: int) -> Iterator[tuple[bytes, bytes]]:
+    """What the changelog of a partition has to hold: its rows as they are written there, the marker last."""
+    database = state.database(partition)
+    for each in state.maps.values():
+        yield from database.scan(each.records if isinstance(each, PackedMap) else each.prefix)
+    for key in (KINDS, APPLIED):
+        value = database.get(key)
+        if value is not None:
+            yield key, value
+
+
+async def write_rows(producer: Any, topic: str, partition: int, rows: Iterator[Row]) -> int:
+    """Writes changelog rows in transactions of bounded size; returns the offset behind which all of it stands."""
+    reached, more = -1, True
+    while more:
+        await producer.begin_transaction()
+        builder, count, size, sent = producer.create_batch(), 0, 0, []
+        for key, value in rows:
+            if builder.append(key=key, value=value, timestamp=None) is None:
+                builder.close()
+                sent.append(await producer.send_batch(builder, topic, partition=partition))
+                builder, count = producer.create_batch(), 0
+                builder.append(key=key, value=value, timestamp=None)
+            count += 1
+            size += len(key) + len(value or b"")
+            if size >= TRANSACTION_BYTES:
+                break
+        else:
+            more = False
+        if count:
+            builder.close()
+            sent.append(await producer.send_batch(builder, topic, partition=partition))
+        await asyncio.gather(*sent)
+        await producer.commit_transaction()
+        if sent:
+            reached = int(sent[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker
+    return reached
+
+
+async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
+    """Fills the changelog from the local copy. A crash on the way is found by a note in the copy, and begun again."""
+    state, partition = copy.state, copy.partition
+    log.warning(
+        "%s, partition %d ends at %d, before what the local copy holds; the copy matches the input: the changelog is "
+        "written anew from it",
+        copy.tp.topic,
+        partition,
+        copy.end,
+    )
+    database = state.database(partition)
+    database.note(RESEEDING, b"1")
+    stale = await _stale_keys(delivery, copy)
+
+    def rows() -> Iterator[Row]:
+        for key in stale:
+            yield key, None
+        yield from changelog_rows(state, partition)
+
+    end = await write_rows(lane.producer, copy.tp.topic, partition, rows())
+    await in_thread(database.write, [(RESEEDING, None)], end)
+    copy.end = end + 1
+    log.warning("%s, partition %d is whole again, up to offset %d", copy.tp.topic, partition, end)
+
+
+async def _stale_keys(delivery: "Delivery", copy: Copy) -> list[bytes]:
+    """Keys that stand in what is left of the changelog and were deleted locally: they get tombstones."""
+    tp, found = TopicPartition(copy.tp.topic, copy.partition), set()
+    database = copy.state.database(copy.partition)
+    async with probe(delivery.settings.kafka) as consumer:
+        async for record in read_tail(consumer, tp, copy.start, copy.end):
+            if record.value is not None and record.key and database.get(record.key) is None:
+                found.add(record.key)
+    return sorted(found)
