@@ -20,6 +20,7 @@ from faust.types import AppT
 from app import topics
 from app.delivery import transport
 from app.delivery.maps import Map
+from app.delivery.member import forget_member, leave_for_predecessor
 from app.delivery.runtime import Delivery
 from app.delivery.stage import Logic, Stage
 from app.delivery.state import BatchSchema, State
@@ -34,6 +35,8 @@ log = logging.getLogger("headrace")
 
 HEARTBEATS_PER_SESSION = 5
 """Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
+HEARTBEAT_MAX_S = 1.0
+"""A member learns with its next heartbeat that partitions are to be moved: what a standby waits before it takes over."""
 PORTS_TRIED = 50
 GC_THRESHOLD = (500_000, 20, 50)
 """A batch makes thousands of short-lived objects; the default of 700 looks through them again and again."""
@@ -57,6 +60,7 @@ class App(faust.App):
         gc.freeze()  # what is imported lives as long as the worker
         gc.set_threshold(*GC_THRESHOLD)
         self.lock_folder()
+        await leave_for_predecessor(self.settings.kafka, Path(self.conf.datadir), self.conf.id)
         counts = await topics.ensure(self.settings)
         self.delivery.partitions.update(counts)
         for stage in self.delivery.stages.values():
@@ -72,6 +76,8 @@ class App(faust.App):
 
     async def on_stop(self) -> None:
         await self.delivery.stop()
+        if self._lock_file is not None:
+            forget_member(Path(self.conf.datadir))
         for close in self.closers:
             await close()
         await super().on_stop()
@@ -162,7 +168,7 @@ def build(settings: Settings) -> App:
         table_standby_replicas=kafka.standby_replicas,
         stream_buffer_maxsize=64,  # batches, not events: lanes bound what they hold by credit
         broker_session_timeout=kafka.session_timeout_s,
-        broker_heartbeat_interval=kafka.session_timeout_s / HEARTBEATS_PER_SESSION,
+        broker_heartbeat_interval=min(HEARTBEAT_MAX_S, kafka.session_timeout_s / HEARTBEATS_PER_SESSION),
         broker_rebalance_timeout=max(60.0, kafka.session_timeout_s * 2),
         broker_request_timeout=kafka.request_timeout_s,
         broker_max_poll_interval=kafka.max_poll_interval_s,

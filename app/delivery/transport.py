@@ -12,6 +12,7 @@ A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
@@ -21,6 +22,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from app.delivery.drain import drain
+from app.delivery.member import note_member
 from app.kafka import client_kwargs
 from models.events import Received
 
@@ -90,12 +92,13 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         self._polling.__enter__()
         return consumer
 
-    async def hold_changelogs(self) -> None:
-        """The group's consumer doesn't read changelogs: restore has a consumer of its own."""
-        await self.call_thread(self._hold_changelogs)
+    async def settle_in(self) -> None:
+        """After an assignment: notes the member, and holds changelogs, since restore has a consumer of its own."""
+        await self.call_thread(self._settle_in)
 
-    async def _hold_changelogs(self) -> None:
+    async def _settle_in(self) -> None:
         consumer = self._ensure_consumer()
+        note_member(Path(self.app.conf.datadir), consumer._group_id, consumer._coordinator.member_id)
         mine = [tp for tp in consumer.assignment() if tp.topic in self.app.tables.changelog_topics]
         consumer.pause(*mine)
 
@@ -192,7 +195,7 @@ class Consumer(driver.Consumer):
         await super().on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        await self._thread.hold_changelogs()
+        await self._thread.settle_in()
         self.delivery.join(self)
         await self.delivery.fence(assigned)
         await super().on_partitions_assigned(assigned, generation_id)

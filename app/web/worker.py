@@ -1,6 +1,7 @@
 """A worker's own web port: its table state as JSON, metrics, health. Plain aiohttp on Faust's web server.
 
     GET /healthz                          200 while the worker runs and no partition is stopped, else 503 with reasons
+    GET /readyz                           200 when State is restored and all partitions of this worker run, else 503
     GET /metrics                          Prometheus
     GET /tables                           every State of this worker: maps, partitions, sizes
     GET /tables/{state}/{map}             rows: ?partition= &start= &limit=
@@ -52,6 +53,7 @@ def install(app: App) -> None:
         [
             web.get("/", pages.index),
             web.get("/healthz", pages.healthz),
+            web.get("/readyz", pages.readyz),
             web.get("/metrics", pages.metrics),
             web.get("/tables", pages.tables),
             web.get("/tables/{state}/{map}", pages.rows),
@@ -118,7 +120,9 @@ class Pages:
         return [lane for lane in self.app.delivery.lanes.values() if lane.ready]
 
     async def index(self, request: web.Request) -> web.Response:
-        return _json({"headrace": self.app.conf.id, "see": ["/tables", "/trace/EVENT_ID", "/metrics", "/healthz"]})
+        return _json(
+            {"headrace": self.app.conf.id, "see": ["/tables", "/trace/EVENT_ID", "/metrics", "/healthz", "/readyz"]}
+        )
 
     async def healthz(self, request: web.Request) -> web.Response:
         lanes = self.app.delivery.lanes.values()
@@ -131,6 +135,18 @@ class Pages:
         return _json(
             {"ok": not stopped, "stopped": stopped, "starting": waiting, "lanes": len(lanes)}, 503 if stopped else 200
         )
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Ready: the group gave this worker its part, State is restored, and what isn't stopped runs."""
+        restore = self.app.delivery.restore
+        joined = restore is not None and restore.completed.is_set()
+        restoring = None
+        if restore is not None and restore.progress.running:
+            now = restore.progress
+            restoring = {"records": now.total, "done": now.done, "rows": now.rows, "left_s": round(now.left_s, 1)}
+        starting = sum(1 for lane in self.app.delivery.lanes.values() if not lane.ready and not lane.stopped)
+        ready = joined and restoring is None and not starting
+        return _json({"ready": ready, "restoring": restoring, "starting": starting}, 200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         now = time.monotonic()

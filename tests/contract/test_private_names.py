@@ -5,10 +5,14 @@ from importlib.metadata import version
 
 import aiokafka
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
-from aiokafka.consumer.subscription_state import TopicPartitionState
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionManager
+from faust.tables import manager as faust_tables
+from faust.tables.recovery import Recovery
 from faust.transport import consumer as faust_consumer
 from faust.transport.drivers import aiokafka as driver
 from prometheus_client import CollectorRegistry, Histogram
@@ -44,6 +48,11 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (PartitionRecords, "_consume_aborted_up_to"),
         (PartitionRecords, "_contains_abort_marker"),
         (TransactionManager, "is_in_transaction"),
+        (AIOKafkaAdminClient, "_send_request_to_node"),
+        (SubscriptionState, "fetch_context"),
+        (faust_tables.TableManager, "_update_channels"),
+        (faust_tables.TableManager, "on_actives_ready"),
+        (faust_tables.TableManager, "on_standbys_ready"),
     ],
 )
 def test_the_name_is_still_there(owner: type, name: str) -> None:
@@ -54,6 +63,9 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
     ("owner", "attribute"),
     [
         (aiokafka.AIOKafkaConsumer.__init__, "self._subscription"),
+        (aiokafka.AIOKafkaConsumer.__init__, "self._group_id"),
+        (aiokafka.AIOKafkaConsumer.start, "self._coordinator"),
+        (GroupCoordinator.__init__, "self.member_id"),
         (aiokafka.AIOKafkaConsumer.start, "self._fetcher"),
         (aiokafka.AIOKafkaConsumer.__init__, "self._closed"),
         (Fetcher.__init__, "self._subscriptions"),
@@ -91,3 +103,18 @@ def test_a_histogram_takes_many_values_as_it_takes_each() -> None:
     for suffix, label in (("bucket", "0.1"), ("bucket", "1.0"), ("bucket", "+Inf"), ("count", None), ("sum", None)):
         labels = {"le": label} if label else {}
         assert registry.get_sample_value(f"one_{suffix}", labels) == registry.get_sample_value(f"many_{suffix}", labels)
+
+
+def test_fausts_own_recovery_is_made_in_the_property_that_ours_overrides() -> None:
+    assert "self._recovery = Recovery(" in inspect.getsource(faust_tables.TableManager.recovery.fget)
+    uses = inspect.getsource(faust_tables.TableManager).count("self.recovery.")
+    assert uses == 5, "the table manager asks more of its recovery than on_rebalance, on_partitions_revoked and start"
+
+
+def test_what_follows_a_recovery_is_what_our_restore_does() -> None:
+    """Faust's on_recovery_completed, step by step; a new step has to be looked at."""
+    source = inspect.getsource(Recovery.on_recovery_completed)
+    steps = ("on_rebalance_complete.send", "resume_partitions", "perform_seek", "completed.set", "flow_control.resume",
+             "resume_flow", "_fetcher.maybe_start", "on_actives_ready", "on_standbys_ready", "on_rebalance_end")  # fmt: skip
+    places = [source.index(step) for step in steps]
+    assert places == sorted(places)
