@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from app import metrics
 from app.delivery.outbox import Outbox
 from app.delivery.state import State, View
+from app.errors import StateError
 from models.events import Record
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Stage:
         batch = Batch(records, lane.tp.partition, lane.view, Outbox())
         try:
             self.logic.decide(batch)
+        except StateError:
+            raise  # it isn't the records' fault: the lane begins again
         except Exception:
             log.exception(
                 "%s, partition %d of %s, offsets %d to %d: the batch failed; taking its records one by one",
@@ -96,6 +99,8 @@ class Stage:
             one = Batch([record], lane.tp.partition, lane.view, Outbox(whole.out.now_ms))
             try:
                 self.logic.decide(one)
+            except StateError:
+                raise
             except Exception as error:
                 log.exception(
                     "%s, partition %d of %s, offset %d: goes to the dead letter topic",

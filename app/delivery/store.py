@@ -130,7 +130,10 @@ class Database:
         if (path / DAMAGED).exists():
             raise StateDamaged(f"state folder {path} was found damaged")
         try:
-            self._db = Rdict(str(path), options=_options(bulk=bulk))
+            options = _options(bulk=bulk)
+            # Named again as the default column family: for a database that exists, rocksdict takes a family that isn't
+            # named from its OPTIONS file, and with it the memtable, compression and a cache of its own.
+            self._db = Rdict(str(path), options=options, column_families={"default": options})
         except Exception as error:
             raise self._open_error(error) from error
         self._write_options = WriteOptions()

@@ -1,0 +1,103 @@
+"""Types of maps, noted beside their rows (app.delivery.kinds)."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.delivery.kinds import misfit, noted
+from app.delivery.maps import Map
+from tables.open_work import ANSWERED, OPEN
+from tables.seen import SEEN
+
+
+class Old(msgspec.Struct, array_like=True):
+    at: int
+    name: str
+
+
+class Longer(msgspec.Struct, array_like=True):
+    at: int
+    name: str
+    more: int = 0
+
+
+class Needs(msgspec.Struct, array_like=True):
+    at: int
+    name: str
+    more: int
+
+
+class Swapped(msgspec.Struct, array_like=True):
+    name: str
+    at: int
+
+
+class Other(msgspec.Struct, array_like=True):
+    at: float
+    name: str
+
+
+class Named(msgspec.Struct):
+    at: int
+    name: str
+
+
+class NamedOtherOrder(msgspec.Struct):
+    name: str
+    at: int
+
+
+class Outer(msgspec.Struct, array_like=True):
+    inner: list[Old]
+
+
+class OuterSwapped(msgspec.Struct, array_like=True):
+    inner: list[Swapped]
+
+
+def a_map(kind: Any, name: str = "m", prefix: bytes = b"m") -> Map[Any]:
+    return Map(name, prefix, kind)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(Old, Old), (Old, Longer), (Named, NamedOtherOrder), (int, int), (dict[str, list[Old]], dict[str, list[Old]])],
+)
+def test_rows_that_can_still_be_read_are_let_through(old: Any, new: Any) -> None:
+    assert misfit(noted([a_map(old)]), [a_map(new)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (Old, Needs, "more is new and has no default"),
+        (Old, Swapped, "fields were at, name, now name, at"),
+        (Old, Other, "field at"),
+        (Old, Named, "were array, now object"),
+        (Longer, Old, "fields were"),
+        (Longer, Needs, "lost its default"),
+        (Outer, OuterSwapped, "field inner"),
+        (int, str, "were int, now str"),
+    ],
+)
+def test_rows_of_another_layout_are_refused_with_the_reason(old: Any, new: Any, says: str) -> None:
+    assert says in misfit(noted([a_map(old)]), [a_map(new)])
+
+
+def test_an_added_map_is_fine() -> None:
+    assert misfit(noted([a_map(Old)]), [a_map(Old), a_map(int, "new", b"n")]) == ""
+
+
+def test_a_map_that_takes_the_prefix_of_a_removed_one_is_refused() -> None:
+    assert "had its prefix" in misfit(noted([a_map(Old)]), [a_map(Old, "renamed")])
+
+
+def test_a_map_that_moved_to_another_prefix_is_refused() -> None:
+    assert "another prefix" in misfit(noted([a_map(Old)]), [a_map(Old, prefix=b"x")])
+
+
+def test_every_map_of_ours_can_be_described_and_fits_itself() -> None:
+    maps = [SEEN, OPEN, ANSWERED]
+    assert misfit(noted(maps), maps) == ""
+    assert noted(maps) == noted(maps)
