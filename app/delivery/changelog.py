@@ -242,6 +242,7 @@ async def changelog_reader(
         **client_kwargs(kafka),
     )
     await consumer.start()
+    await asyncio.sleep(0)  # stopped before its tasks have begun, aiokafka 0.14 waits for them for ever
     try:
         yield ChangelogReader(consumer, told)
     finally:

@@ -35,6 +35,7 @@ async def probe(kafka: KafkaSettings) -> AsyncIterator[aiokafka.AIOKafkaConsumer
         **client_kwargs(kafka),
     )
     await consumer.start()
+    await asyncio.sleep(0)  # stopped before its tasks have begun, aiokafka 0.14 waits for them for ever
     try:
         yield consumer
     finally:

@@ -35,7 +35,7 @@ async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
     """
     applied = lane.stage.state.applied(lane.tp.partition)
     if applied is None:
-        return False
+        return not await delivery.committed(lane.tp)  # nothing was read yet, so nothing can be wrong
     async with probe(delivery.settings.kafka) as consumer:
         start = (await consumer.beginning_offsets([lane.tp]))[lane.tp]
         end = (await consumer.end_offsets([lane.tp]))[lane.tp]
@@ -111,6 +111,8 @@ async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
 
 async def _stale_keys(delivery: "Delivery", copy: Copy) -> list[bytes]:
     """Keys that stand in what is left of the changelog and were deleted locally: they get tombstones."""
+    if copy.start >= copy.end:
+        return []
     tp, found = TopicPartition(copy.tp.topic, copy.partition), set()
     database = copy.state.database(copy.partition)
     async with probe(delivery.settings.kafka) as consumer:
