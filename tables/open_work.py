@@ -2,7 +2,7 @@
 
 import msgspec
 
-from app.delivery.maps import Map, PackedMap
+from app.delivery.maps import STAY, Map, PackedMap
 from models.events import ModelRequest
 
 __all__ = ["ANSWERED", "CACHE", "OPEN", "Answered", "Cached", "OpenItem", "open_key"]
@@ -50,13 +50,23 @@ class Cached(msgspec.Struct, array_like=True, gc=False):
 
 
 OPEN: Map[OpenItem] = Map(
-    "open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result"
+    "open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result", moves=STAY
 )
 ANSWERED: PackedMap[Answered] = PackedMap(
-    "answered", b"a", b"A", Answered, help="event_id -> tier and answer; expires after classify.trace_horizon_s"
+    "answered",
+    b"a",
+    b"A",
+    Answered,
+    help="event_id -> tier and answer; expires after classify.trace_horizon_s",
+    moves=STAY,
 )
 CACHE: PackedMap[Cached] = PackedMap(
-    "cache", b"c", b"C", Cached, help="task, prompt version and text -> deep answer; expires after classify.cache_age_s"
+    "cache",
+    b"c",
+    b"C",
+    Cached,
+    help="task, prompt version and text -> deep answer; expires after classify.cache_age_s",
+    moves=STAY,  # a text that now goes elsewhere is asked once more
 )
 
 

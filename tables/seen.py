@@ -2,7 +2,7 @@
 
 import msgspec
 
-from app.delivery.maps import PackedMap
+from app.delivery.maps import COPY, PackedMap
 
 __all__ = ["SEEN", "Seen"]
 
@@ -23,5 +23,10 @@ class Seen(msgspec.Struct, array_like=True, gc=False):
 
 
 SEEN: PackedMap[Seen] = PackedMap(
-    "seen", b"s", b"S", Seen, help="event_id -> first record and outcome; expires after ingest.dedup_horizon_s"
+    "seen",
+    b"s",
+    b"S",
+    Seen,
+    help="event_id -> first record and outcome; expires after ingest.dedup_horizon_s",
+    moves=COPY,  # keyed by event_id, partitioned by the entity: a copy may come back in any partition that has a part
 )

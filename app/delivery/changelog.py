@@ -16,8 +16,8 @@ from typing import Any, TypeAlias, TypeVar
 import aiokafka
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from app.delivery.state import APPLIED, State, decode_applied
-from app.delivery.store import COPY_OF
+from app.delivery.database import COPY_OF
+from app.delivery.state import APPLIED, StateRows, decode_applied
 from app.kafka import client_kwargs
 from app.settings import KafkaSettings
 
@@ -55,7 +55,7 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
 class Copy:
     """The local copy of one State partition, on its way to the end of its changelog."""
 
-    state: State
+    state: StateRows
     tp: TopicPartition
     active: bool = True
     """False: a standby."""
@@ -93,10 +93,8 @@ class Copy:
         """
         database = self.state.database(self.partition)
         reached, mine = database.changelog_offset, self.state.applied(self.partition)
-        if reached is None:
-            self.next = self.start
-        elif mine is None:
-            self.next = max(self.start, reached + 1)
+        if reached is None or mine is None:
+            self.next = self.start  # no work is noted in it, so there is next to nothing to read twice
         else:
             self.next, self.unsure = max(self.start, min(database.last_batch_start, reached + 1)), []
 
@@ -211,7 +209,7 @@ class ChangelogReader:
             return
         reached = copy.state.database(copy.partition).changelog_offset
         rows = 0
-        if copy.unsure is None and position - 1 > (-1 if reached is None else reached):
+        if copy.unsure is None and (sure or position - 1 > (-1 if reached is None else reached)):
             rows = await in_thread(copy.apply, sure, position - 1)
         copy.records += len(sure)
         copy.rows += rows

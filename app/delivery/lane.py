@@ -150,6 +150,8 @@ class Lane:
                     await self._reopen()
                 first = False
                 await self._locate()
+                if self.stopped:
+                    return  # nothing is written either: the local copy may not be what the changelog says
                 await self._pump()
             except asyncio.CancelledError:
                 raise

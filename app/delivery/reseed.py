@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.structs import TopicPartition
 
 from app.delivery.changelog import Copy, in_thread
+from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS
 from app.delivery.maps import PackedMap
 from app.delivery.probe import crc_of, probe, read_tail, record_at
-from app.delivery.state import APPLIED, State
-from app.delivery.store import RESEEDING
+from app.delivery.state import APPLIED, StateRows
 
 if TYPE_CHECKING:
     from app.delivery.lane import Lane
@@ -45,7 +45,7 @@ async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
     return bool(await delivery.committed(lane.tp) == applied.offset + 1)
 
 
-def changelog_rows(state: State, partition: int) -> Iterator[tuple[bytes, bytes]]:
+def changelog_rows(state: StateRows, partition: int) -> Iterator[tuple[bytes, bytes]]:
     """What the changelog of a partition has to hold: its rows as they are written there, the marker last."""
     database = state.database(partition)
     for each in state.maps.values():

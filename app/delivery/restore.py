@@ -20,10 +20,10 @@ from mode import Service
 
 from app import metrics
 from app.delivery.changelog import ChangelogReader, Copy, changelog_reader, in_thread, is_foreign
+from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS, misfit
 from app.delivery.reseed import matches_input, reseed
-from app.delivery.state import State
-from app.delivery.store import RESEEDING
+from app.delivery.state import UNFINISHED, State
 from app.errors import HeadraceError, StateError
 from app.kafka import admin
 
@@ -135,14 +135,23 @@ class Restore(Service):
     # -- the work --------------------------------------------------------------------------------------------------
 
     async def _run(self, generation: int) -> None:
-        states = {stage.changelog: stage.state for stage in self.delivery.stages.values()}
-        assignor = self.app.assignor
-        actives = [tp for tp in assignor.assigned_actives() if tp.topic in states]
-        standbys = [tp for tp in assignor.assigned_standbys() if tp.topic in states]
-        await self._patiently(lambda: self._restore([_copy(states, tp) for tp in actives]))
+        # By the inputs, not by the changelogs that were assigned with them: the group's leader leaves out a topic that it
+        # doesn't know yet, as a new changelog, and State would be taken for empty.
+        actives = set(self.delivery.lanes)
+        standbys = {TopicPartition(tp.topic, tp.partition) for tp in self.app.assignor.assigned_standbys()} - actives
+        await self._patiently(lambda: self._restore(self._copies(actives)))
         await self._finish(generation)
-        if standbys:
-            await self._patiently(lambda: self._stand_by([_copy(states, tp, active=False) for tp in standbys]))
+        if any(tp.topic in self.delivery.stages for tp in standbys):
+            await self._patiently(lambda: self._stand_by(self._copies(standbys, active=False)))
+
+    def _copies(self, inputs: set[TopicPartition], *, active: bool = True) -> list[Copy]:
+        """The State partitions behind input partitions."""
+        stages = self.delivery.stages
+        return [
+            Copy(stages[tp.topic].state, TopicPartition(stages[tp.topic].changelog, tp.partition), active)
+            for tp in sorted(inputs)
+            if tp.topic in stages
+        ]
 
     async def _patiently(self, work: Any) -> None:
         """Kafka may be away for a while; a copy that turns out damaged is set aside by the next try."""
@@ -255,7 +264,13 @@ class Restore(Service):
     @staticmethod
     def _check_kinds(copy: Copy) -> None:
         """Raises StateError when rows were written with other types than the maps have now."""
-        stored = copy.state.database(copy.partition).get(KINDS)
+        database = copy.state.database(copy.partition)
+        stored = database.get(KINDS)
+        if database.get(UNFINISHED) is not None:
+            raise StateError(
+                f"State {copy.state.name} is being divided: a `headrace tables repartition` was begun and not finished; run it "
+                "again, to the same count"
+            )
         why = "" if stored is None else misfit(stored, copy.state.maps.values())
         if why:
             raise StateError(
@@ -298,10 +313,6 @@ class TableManager(FaustTableManager):
             restore: Any = Restore(self.app, self, beacon=self.beacon, loop=self.loop)
             self._recovery = restore
         return self._recovery
-
-
-def _copy(states: dict[str, State], tp: Any, *, active: bool = True) -> Copy:
-    return Copy(states[tp.topic], TopicPartition(tp.topic, tp.partition), active)
 
 
 async def catch_up(delivery: "Delivery", state: State, tp: TopicPartition) -> None:

@@ -15,11 +15,11 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from app import metrics
+from app.delivery.database import share_memory
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import partitions_for
 from app.delivery.stage import Stage
-from app.delivery.store import share_memory
 from app.errors import OutputError, StateError
 from app.settings import Settings
 

@@ -12,11 +12,12 @@ import faust
 import msgspec
 from faust.transport.drivers import aiokafka as _driver  # noqa: F401  # registers the driver before ours
 
+from app.delivery.database import Database, Databases
 from app.delivery.kinds import KINDS, noted
 from app.delivery.maps import Map, PackedMap
-from app.delivery.store import Database, Store
+from app.delivery.store import Store
 
-__all__ = ["APPLIED", "Applied", "BatchSchema", "State", "View", "decode_applied"]
+__all__ = ["APPLIED", "UNFINISHED", "Applied", "BatchSchema", "State", "StateRows", "View", "decode_applied"]
 
 V = TypeVar("V")
 
@@ -25,6 +26,8 @@ ChangelogRecord: TypeAlias = tuple[bytes, bytes | None]
 
 LATE = b"\x00late"
 """Before the key of a packed record whose tombstone was met while look-ups were slow (see `State.apply_bulk`)."""
+UNFINISHED = b"\x00repartition"
+"""There while a repartition is under way; its value is the partition count before."""
 APPLIED = b"\x00applied"
 """Key of the marker: where in its input this state stands."""
 
@@ -57,43 +60,24 @@ class BatchSchema(faust.Schema[Any, Any]):
         return message.value
 
 
-class State(faust.Table[bytes, bytes]):
-    """A table of ours.
+class StateRows:
+    """How the records of a changelog become rows of a local copy. `State` is one; so is what works beside Faust."""
 
-    Args:
-        app: the Faust app.
-        name: `<stage>-<source>`; the changelog is called `<prefix>headrace-<name>-changelog`.
-        maps: what it holds.
-        changelog: full name of the changelog topic.
-    """
-
-    def __init__(self, app: Any, *, name: str, maps: Iterable[Map[Any]], changelog: str, **kwargs: Any) -> None:
-        self._changelog_name = changelog
-        self.maps = {m.name: m for m in maps}
-        self._packed = {m.records: m for m in self.maps.values() if isinstance(m, PackedMap)}
-        super().__init__(
-            app,
-            name=name,
-            key_type=bytes,
-            value_type=bytes,
-            store="headrace://",
-            **kwargs,
-        )
-
-    def _changelog_topic_name(self) -> str:
-        return self._changelog_name
-
-    def _new_changelog_topic(self, **kwargs: Any) -> Any:
-        topic = super()._new_changelog_topic(**kwargs)
-        topic.schema = BatchSchema()
-        return topic
+    name: str
+    maps: dict[str, Map[Any]]
+    _packed: dict[bytes, PackedMap[Any]]
 
     @property
-    def store(self) -> Store:
-        return cast(Store, self.data)
+    def store(self) -> Databases:
+        """The local copies."""
+        raise NotImplementedError
 
     def database(self, partition: int) -> Database:
         return self.store.database(partition)
+
+    def hold_maps(self, maps: Iterable[Map[Any]]) -> None:
+        self.maps = {m.name: m for m in maps}
+        self._packed = {m.records: m for m in self.maps.values() if isinstance(m, PackedMap)}
 
     def apply(self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int) -> int:
         """Writes changelog records into the local copy of a partition.
@@ -163,6 +147,46 @@ class State(faust.Table[bytes, bytes]):
             rows[record] = None
             database.write(rows.items(), -1 if reached is None else reached)
 
+    def applied(self, partition: int) -> Applied | None:
+        raw = self.database(partition).get(APPLIED)
+        return None if raw is None else _applied.decode(raw)
+
+
+class State(StateRows, faust.Table[bytes, bytes]):
+    """A table of ours.
+
+    Args:
+        app: the Faust app.
+        name: `<stage>-<source>`; the changelog is called `<prefix>headrace-<name>-changelog`.
+        maps: what it holds.
+        changelog: full name of the changelog topic.
+    """
+
+    def __init__(self, app: Any, *, name: str, maps: Iterable[Map[Any]], changelog: str, **kwargs: Any) -> None:
+        self._changelog_name = changelog
+        self.hold_maps(maps)
+        faust.Table.__init__(
+            self,
+            app,
+            name=name,
+            key_type=bytes,
+            value_type=bytes,
+            store="headrace://",
+            **kwargs,
+        )
+
+    def _changelog_topic_name(self) -> str:
+        return self._changelog_name
+
+    def _new_changelog_topic(self, **kwargs: Any) -> Any:
+        topic = super()._new_changelog_topic(**kwargs)
+        topic.schema = BatchSchema()
+        return topic
+
+    @property
+    def store(self) -> Store:
+        return cast(Store, self.data)
+
     def note_kinds(self, lane: Any) -> None:
         """Has a lane write the types of the maps, where they aren't noted yet or a map was added."""
         kinds = noted(self.maps.values())
@@ -173,10 +197,6 @@ class State(faust.Table[bytes, bytes]):
             out.changelog[KINDS] = out.local[KINDS] = kinds
 
         lane.post(note)
-
-    def applied(self, partition: int) -> Applied | None:
-        raw = self.database(partition).get(APPLIED)
-        return None if raw is None else _applied.decode(raw)
 
 
 class View:

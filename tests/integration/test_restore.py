@@ -157,7 +157,7 @@ async def test_a_damaged_or_foreign_folder_is_set_aside_and_rebuilt(scene: Scene
     if harm == "manifest":
         next(folders[1].glob("MANIFEST*")).write_bytes(b"nothing of worth")
     elif harm == "bits":
-        from app.delivery.store import Database
+        from app.delivery.database import Database
         from tests.unit.test_store import spoil
 
         database = Database(folders[1])
@@ -263,7 +263,7 @@ async def test_a_standby_takes_over_with_exact_state_and_reads_only_the_tail(sce
     # What the standby holds is what the changelog says, with nothing missing in the middle.
     expected = await scene.state()
     two.stop()
-    from app.delivery.store import Database
+    from app.delivery.database import Database
 
     held: set[tuple[int, str]] = set()
     for partition, folder in scene.folders(two).items():

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.delivery.database import Database
 from app.delivery.maps import Map, PackedMap
 from app.delivery.outbox import Outbox
 from app.delivery.state import State, View
-from app.delivery.store import Database
 
 PLAIN: Map[int] = Map("plain", b"p", int)
 PACKED: PackedMap[int] = PackedMap("packed", b"k", b"K", int, bucket_s=10)

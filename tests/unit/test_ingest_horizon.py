@@ -8,10 +8,10 @@ import pytest
 from aiokafka.structs import ConsumerRecord
 
 from agents.ingest import Ingest
+from app.delivery.database import Database
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
-from app.delivery.store import Database
 from app.logic.rules import NoiseRules, TaskRouter
 from app.settings import load
 from app.sources.source import compile_source

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from app.delivery.database import Database, prefix_end
 from app.delivery.maps import Map, PackedMap
 from app.delivery.outbox import Outbox
 from app.delivery.state import State, View
-from app.delivery.store import Database, prefix_end
 from app.errors import StateError
 
 PLAIN: Map[int] = Map("plain", b"p", int)

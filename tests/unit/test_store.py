@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.delivery.store import COPY_OF, Database, Store
+from app.delivery.database import COPY_OF, Database
+from app.delivery.store import Store
 from app.errors import StateDamaged, StateError
 
 
