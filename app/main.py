@@ -21,7 +21,7 @@ def declare() -> None:
     import faust.cli.faust  # noqa: F401  # Faust's own commands first: ours of the same name take their place
 
     from agents import ingest
-    from app.commands import broker, check, eval, llm, produce, run, tables, trace  # noqa: F401
+    from app.commands import broker, check, eval, llm, produce, run, tables, tables_repartition, tables_state, trace  # noqa: F401
     from app.web import worker as web
 
     if app.settings.role in ("all", "ingest"):

@@ -1,4 +1,4 @@
-"""`headrace tables`: State of all workers."""
+"""`headrace tables`: State of all workers. What changes State is in `tables_state` and `tables_repartition`."""
 
 import json
 from typing import Any
@@ -9,17 +9,21 @@ from faust.cli.base import cli
 
 from app.commands.fleet import ask_all, run
 
-__all__ = ["tables"]
+__all__ = ["Tables", "tables"]
 
 
-@cli.command("tables", short_help="List tables, page through one, or look up a key, across workers.")
-@click.argument("table", required=False)
-@click.argument("key", required=False)
-@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Rows to show.")
-@click.option("--partition", type=click.IntRange(0), help="Only this one.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def tables(table: str | None, key: str | None, limit: int, partition: int | None, as_json: bool) -> None:
-    """List the tables of all workers; with TABLE (as state/map) its rows; with KEY one key.
+class Tables(click.Group):
+    """A group whose usual command needs no name: TABLE has a slash in it, so it is never taken for one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@cli.group("tables", cls=Tables, short_help="Show State across workers; export, import, reset and divide it.")
+def tables() -> None:
+    """State of all workers: list the tables, page through one, look up a key.
 
     \b
     Examples:
@@ -27,7 +31,19 @@ def tables(table: str | None, key: str | None, limit: int, partition: int | None
       headrace tables ingest-raw-events/seen --limit 20
       headrace tables ingest-raw-events/seen 7d1f3a
       headrace tables classify/open --json
+      headrace tables export ingest-raw-events seen.jsonl --map seen
+      headrace tables repartition 24
     """  # noqa: D301 - the mark that keeps click from wrapping the examples
+
+
+@tables.command("show", short_help="List tables, page through one, or look up a key (the default).")
+@click.argument("table", required=False)
+@click.argument("key", required=False)
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Rows to show.")
+@click.option("--partition", type=click.IntRange(0), help="Only this one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def show(table: str | None, key: str | None, limit: int, partition: int | None, as_json: bool) -> None:
+    """List the tables of all workers; with TABLE (as state/map) its rows; with KEY one key."""
     if table is None:
         run(lambda: _list(as_json))
     elif "/" not in table:
