@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from app.delivery.database import prefix_end
 from app.delivery.maps import Map
 from app.delivery.outbox import Outbox
 from app.delivery.state import View
-from app.delivery.store import prefix_end
 
 __all__ = ["Rows"]
 

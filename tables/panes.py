@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from app.delivery.maps import Map
+from app.delivery.maps import COPY, Counted, Map
 from app.logic.aggregates import Pane, pack_time, unpack_time
 
 __all__ = ["CLOSING", "FIRED", "HINTS", "MAPS", "MARK", "PANES", "Closing", "Hint", "Mark", "read_place", "show_place"]
@@ -48,11 +48,50 @@ class Hint(msgspec.Struct, array_like=True, gc=False):
     """Of the record that the rule fired on: the hint is for those behind it."""
 
 
-PANES: Map[Pane] = Map("panes", b"p", Pane, help="aggregate, hop, entity -> counts and sequence of that hop")
-CLOSING: Map[Closing] = Map("closing", b"g", Closing, help="aggregate -> how far its windows are closed")
-FIRED: Map[list[str]] = Map("fired", b"f", list[str], help="aggregate, window, entity -> intent rules that fired")
-HINTS: Map[Hint] = Map("hints", b"h", Hint, help="entity -> until when the deep model is asked, and which rule says so")
-MARK: Map[Mark] = Map("watermark", b"m", Mark, help="origin -> highest event time")
+ENTITY_AT = 16
+"""Where the entity begins in a key of panes and of fired rules."""
+
+
+def _entity(key: bytes) -> bytes:
+    return key[ENTITY_AT:]
+
+
+def _recounted(closing: Closing, counted: Counted) -> Closing:
+    """The panes that are in a partition after others moved away."""
+    return msgspec.structs.replace(closing, panes=counted(PANES, closing.id))
+
+
+PANES: Map[Pane] = Map(
+    "panes", b"p", Pane, help="aggregate, hop, entity -> counts and sequence of that hop", moves=_entity
+)
+CLOSING: Map[Closing] = Map(
+    "closing",
+    b"g",
+    Closing,
+    help="aggregate -> how far its windows are closed",
+    moves=COPY,  # what is closed is closed for every entity, wherever it goes
+    moved=_recounted,
+    left=_recounted,
+)
+FIRED: Map[list[str]] = Map(
+    "fired", b"f", list[str], help="aggregate, window, entity -> intent rules that fired", moves=_entity
+)
+HINTS: Map[Hint] = Map(
+    "hints",
+    b"h",
+    Hint,
+    help="entity -> until when the deep model is asked, and which rule says so",
+    moves=lambda key: key,
+    moved=lambda hint, _: msgspec.structs.replace(hint, offset=-1),  # the new partition's records are all behind it
+)
+MARK: Map[Mark] = Map(
+    "watermark",
+    b"m",
+    Mark,
+    help="origin -> highest event time",
+    moves=COPY,
+    moved=lambda mark, _: msgspec.structs.replace(mark, offset=-1),
+)
 
 
 def show_place(key: bytes) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-__all__ = ["COPY", "STAY", "Map", "Moves", "PackedMap"]
+__all__ = ["COPY", "STAY", "Counted", "Map", "Moves", "PackedMap"]
 
 V = TypeVar("V")
 
@@ -21,6 +21,8 @@ follows the records with that key. None: nobody has said, and `headrace tables r
 SERIES_SHIFT = 56
 """Offsets are below; the bits above tell records that came from another partition apart."""
 _RECORD = struct.Struct(">IQ")  # time bucket, unique number: sorts by age
+Counted: TypeAlias = Callable[["Map[Any]", bytes], int]
+"""How many rows of a map, whose keys begin with some bytes, a partition has after a move."""
 
 
 class Map(Generic[V]):
@@ -31,11 +33,22 @@ class Map(Generic[V]):
         prefix: one byte from 0x01 up, unlike any other map's of the same State.
         kind: type of the values; stored as msgpack (`bytes` as they are).
         moves: what happens to its rows when the input gets more partitions.
+        moved: what a value becomes in the partition it is moved or copied to; unset: it stays as it is.
+        left: what the value of a copied row becomes in the partition it was copied from.
     """
 
-    def __init__(self, name: str, prefix: bytes, kind: type[V], help: str = "", moves: Moves = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        prefix: bytes,
+        kind: type[V],
+        help: str = "",
+        moves: Moves = None,
+        moved: Callable[[V, Counted], V] | None = None,
+        left: Callable[[V, Counted], V] | None = None,
+    ) -> None:
         self.name, self.prefix, self.help = name, prefix, help
-        self.kind, self.moves = kind, moves
+        self.kind, self.moves, self.moved, self.left = kind, moves, moved, left
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
 
     def row(self, key: bytes) -> bytes:

@@ -1,21 +1,21 @@
 """Divides State when the inputs get more partitions, while all workers are stopped.
 
 With `hash % count` a key of partition p goes to one of the partitions q with `q % old == p` when the count becomes a
-multiple of the old one; each of these children has this one parent. What is written is written by putting only, in
-transactions, and removed from the parent last: a run that was cut off is simply run again. A note in every partition
-keeps workers out until it is done.
+multiple of the old one; each of these children has this one parent. A child gets its rows first, by putting only; then the
+parent notes it, and loses the rows that moved: a run that was cut off is simply run again. A note in every partition keeps
+workers out until it is done.
 """
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from aiokafka.structs import TopicPartition
 
 from app.delivery.kinds import KINDS
-from app.delivery.maps import COPY, STAY, PackedMap
+from app.delivery.maps import COPY, STAY, Map, PackedMap
 from app.delivery.offline import OfflineState, read_state, writer
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
@@ -25,7 +25,7 @@ from app.delivery.state import APPLIED, UNFINISHED, Applied
 from app.errors import StateError
 from app.settings import Settings
 
-__all__ = ["Partitioner", "Plan", "behind", "child_rows", "divide", "finish", "gone_rows", "place", "unfinished"]
+__all__ = ["Partitioner", "Plan", "behind", "child_rows", "divide", "finish", "parent_rows", "place", "unfinished"]
 
 Row = tuple[bytes, bytes | None]
 Partitioner = Literal["murmur2", "crc32"]
@@ -43,6 +43,11 @@ class Plan:
     def series(self) -> int:
         """Tells copied packed records of this run from all others: the count at least doubles each time."""
         return self.new.bit_length()
+
+    @property
+    def filled(self) -> bytes:
+        """Note in a parent: its children have their rows, and must not be written from what is left of it."""
+        return b"%d filled" % self.old
 
     def children(self, parent: int) -> list[int]:
         return list(range(parent + self.old, self.new, self.old))
@@ -68,8 +73,8 @@ def child_rows(state: OfflineState, parent: int, child: int, plan: Plan) -> Iter
                 yield each.renumbered(record, plan.series), packed
             continue
         for row, value in database.scan(each.prefix):
-            if each.moves == COPY or _target(each.name, each.moves, row, parent, plan) == child:
-                yield row, value
+            if each.moves == COPY or _target(each, row, parent, plan) == child:
+                yield row, _fitted(each, each.moved, value, state, parent, child, plan)
     kinds, applied = database.get(KINDS), state.applied(parent)
     if kinds is not None:
         yield KINDS, kinds
@@ -79,22 +84,37 @@ def child_rows(state: OfflineState, parent: int, child: int, plan: Plan) -> Iter
         yield APPLIED, msgspec.msgpack.encode(first)
 
 
-def gone_rows(state: OfflineState, parent: int, plan: Plan) -> Iterator[Row]:
-    """What the parent hasn't any more: rows that follow their key to a child."""
+def parent_rows(state: OfflineState, parent: int, plan: Plan) -> Iterator[Row]:
+    """What changes in the parent: rows that follow their key to a child are gone."""
     for each in state.maps.values():
         if callable(each.moves):
             for row, _ in state.database(parent).scan(each.prefix):
-                if _target(each.name, each.moves, row, parent, plan) != parent:
+                if _target(each, row, parent, plan) != parent:
                     yield row, None
+        elif each.left is not None:
+            for row, value in state.database(parent).scan(each.prefix):
+                yield row, _fitted(each, each.left, value, state, parent, parent, plan)
 
 
-def _target(name: str, moves: object, row: bytes, parent: int, plan: Plan) -> int:
-    if not callable(moves):
-        raise StateError(f"map {name} doesn't say what happens to its rows when partitions are added")
-    target = place(moves(row[1:]), plan.new, plan.partitioner)
+def _fitted(each: Map[Any], fit: Any, value: bytes, state: OfflineState, parent: int, child: int, plan: Plan) -> bytes:
+    """The value as it has to be in partition `child`."""
+    if fit is None:
+        return value
+
+    def counted(of: Map[Any], begin: bytes) -> int:
+        rows = state.database(parent).scan(of.prefix + begin)
+        return sum(1 for row, _ in rows if _target(of, row, parent, plan) == child)
+
+    return each.encode(fit(each.decode(value), counted))
+
+
+def _target(of: Map[Any], row: bytes, parent: int, plan: Plan) -> int:
+    if not callable(of.moves):
+        raise StateError(f"map {of.name} doesn't say what happens to its rows when partitions are added")
+    target = place(of.moves(row[1:]), plan.new, plan.partitioner)
     if target % plan.old != parent:
         raise StateError(
-            f"map {name} has a row in partition {parent} whose key belongs to {target % plan.old} of {plan.old}: the "
+            f"map {of.name} has a row in partition {parent} whose key belongs to {target % plan.old} of {plan.old}: the "
             f"producers of this input don't use {plan.partitioner}; nothing was moved. Try --partitioner, or begin anew "
             "with another kafka.topic_prefix"
         )
@@ -111,7 +131,7 @@ async def unfinished(settings: Settings, stage: Stage) -> int | None:
         start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
         async for record in read_tail(consumer, tp, start, end):
             if record.key == UNFINISHED:
-                found = None if record.value is None else int(record.value)
+                found = None if record.value is None else int(record.value.split()[0])
     return found
 
 
@@ -134,7 +154,7 @@ async def behind(settings: Settings, stage: Stage, states: OfflineState, old: in
 
 
 async def divide(
-    settings: Settings, stage: Stage, plan: Plan, grow: Callable[[str], object], told: Callable[[str], None]
+    settings: Settings, stage: Stage, plan: Plan, grow: Callable[[str], Awaitable[None]], told: Callable[[str], None]
 ) -> None:
     """Divides one stage's State. Its input is not touched.
 
@@ -142,7 +162,7 @@ async def divide(
         settings: of this deployment.
         stage: whose.
         plan: the counts.
-        grow: makes the changelog have the new count; awaited when it is a coroutine.
+        grow: gives the changelog the new count.
         told: hears what is done.
 
     Raises:
@@ -161,18 +181,20 @@ async def divide(
                 "the workers take what is there (`headrace_lag_records` 0), stop them, and try again"
             )
         for parent in parents:  # refuses before anything is written
-            for _ in gone_rows(state, parent, plan):
+            for _ in parent_rows(state, parent, plan):
                 pass
-        for parent in parents:
+        filled = {p for p in parents if state.database(p).get(UNFINISHED) == plan.filled}
+        for parent in set(parents) - filled:
             await _write(settings, stage, parent, iter([(UNFINISHED, b"%d" % plan.old)]))
-        await grow(stage.changelog)  # type: ignore[misc]  # a coroutine of the caller
+        await grow(stage.changelog)
         for parent in parents:
-            for child in plan.children(parent):
-                await _write(settings, stage, child, iter([(UNFINISHED, b"%d" % plan.old)]))
-                await _write(settings, stage, child, child_rows(state, parent, child, plan))
-        told(f"{stage.name}: {plan.new - plan.old} new partitions are filled")
-        for parent in parents:
-            await _write(settings, stage, parent, gone_rows(state, parent, plan))
+            if parent not in filled:
+                for child in plan.children(parent):
+                    await _write(settings, stage, child, iter([(UNFINISHED, b"%d" % plan.old)]))
+                    await _write(settings, stage, child, child_rows(state, parent, child, plan))
+                await _write(settings, stage, parent, iter([(UNFINISHED, plan.filled)]))
+            await _write(settings, stage, parent, parent_rows(state, parent, plan))
+        told(f"{stage.name}: State is divided among {plan.new} partitions")
 
 
 async def finish(settings: Settings, stage: Stage, plan: Plan) -> None:
