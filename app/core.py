@@ -107,8 +107,8 @@ class App(faust.App):
             if have is not None and have != need:
                 raise StateError(
                     f"{stage.topic} has {need} partitions, its State {have} ({stage.changelog}): partitions were added, and "
-                    "repeated ids would no longer meet. Begin anew with another kafka.topic_prefix, or read a topic of "
-                    f"{have} partitions"
+                    f"repeated ids would no longer meet. Stop all workers and run `headrace tables repartition {need}`; or "
+                    "begin anew with another kafka.topic_prefix"
                 )
 
     def lock_folder(self) -> None:

@@ -49,6 +49,9 @@ DAMAGED = "DAMAGED"
 """A file with this name in the folder says that RocksDB found it damaged: the next open sets it aside."""
 KEPT_ASIDE = 2
 """Folders that were set aside are kept for a look, the newest two of each partition."""
+DELETION_WINDOW, DELETION_SHARE = 10_000, 0.5
+"""A file half of whose keys (of all, or of this many neighbours) are deletions is compacted soon: expired ids leave the
+disk without waiting for new ones to push them down."""
 LEVELS = 7
 """RocksDB's default."""
 UNCOMPRESSED_LEVELS = 2
@@ -101,6 +104,7 @@ def _options(*, bulk: bool = False) -> Options:
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     options.set_block_based_table_factory(table)
+    options.add_compact_on_deletion_collector_factory(DELETION_WINDOW, DELETION_WINDOW // 2, DELETION_SHARE)
     if bulk:
         # Rows are appended and sorted once, when the memtable is flushed; look-ups are slow meanwhile, and not made.
         options.set_memtable_factory(MemtableFactory.vector())

@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, TypeAlias
 
+from aiokafka.protocol.admin import DescribeGroupsRequest_v0, DescribeGroupsRequest_v1, DescribeGroupsRequest_v2
+from aiokafka.protocol.api import Request
 from aiokafka.structs import TopicPartition
 
 from app.delivery.changelog import Copy, changelog_reader
@@ -83,18 +85,34 @@ def packed_rows(database: Database, of: PackedMap[Any]) -> Iterator[tuple[bytes,
         yield record, [row for row, found in zip(rows, now, strict=True) if found == row[1]]
 
 
+_Structs: TypeAlias = DescribeGroupsRequest_v0 | DescribeGroupsRequest_v1 | DescribeGroupsRequest_v2
+
+
+class _DescribeGroup(Request[_Structs]):
+    """DescribeGroups up to version 2: aiokafka 0.14 reads an answer of version 3 as one of version 2, and fails."""
+
+    API_KEY = 15
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def build(self, request_struct_class: type[_Structs]) -> _Structs:
+        return request_struct_class([self._group])
+
+
 async def keep_out(settings: Settings) -> None:
     """Makes sure that no worker runs.
 
     Raises:
         StateError: one does; names it.
     """
-    groups = [settings.topic("headrace") + role for role in ROLES]
     async with admin(settings.kafka) as client:
-        for answer in await client.describe_consumer_groups(groups):
-            for _, group, state, _, _, members, *_ in answer.groups:
+        for group in [settings.topic("headrace") + role for role in ROLES]:
+            node = await client.find_coordinator(group)
+            answer = await client._send_request_to_node(node, _DescribeGroup(group))
+            for _, _, state, _, _, members in answer.groups:
                 if members:
-                    who = ", ".join(f"{m[1]} at {m[2]}" for m in members[:5])
+                    who = ", ".join(f"{client_id} at {host}" for _, client_id, host, _, _ in members[:5])
                     raise StateError(
                         f"{len(members)} workers of group {group} are alive ({state}: {who}); stop them all first. One that "
                         f"was killed counts for {settings.kafka.session_timeout_s:.0f} s more"

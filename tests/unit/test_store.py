@@ -10,6 +10,7 @@ import pytest
 from app.delivery.database import COPY_OF, Database
 from app.delivery.store import Store
 from app.errors import StateDamaged, StateError
+from tests.helpers.processes import wait_until
 
 
 def filled(path: Path) -> None:
@@ -103,6 +104,19 @@ def test_only_the_newest_two_folders_set_aside_are_kept(store: Store) -> None:
 
 def test_a_new_copy_says_what_it_is_a_copy_of(store: Store) -> None:
     assert store.database(3).get(COPY_OF) == b"s-changelog/3"
+
+
+def test_rows_that_are_removed_leave_the_disk(store: Store) -> None:
+    database = store.database(0)
+    keys = [[b"s" + os.urandom(16) for _ in range(2000)] for _ in range(100)]
+    for number, part in enumerate(keys):
+        database.write([*[(key, b"v" * 40) for key in part], (b"S%d" % number, os.urandom(100_000))], number)
+    database.flush()
+    full = database.size_bytes()
+    for number, part in enumerate(keys):
+        database.write([*[(key, None) for key in part], (b"S%d" % number, None)], 100 + number)
+    database.flush()
+    wait_until(lambda: database.size_bytes() < full / 20, 30, "the files shrink")
 
 
 def test_what_was_written_in_bulk_is_there_after_a_normal_open(store: Store) -> None:
