@@ -88,7 +88,7 @@ def packed_rows(database: Database, of: PackedMap[Any]) -> Iterator[tuple[bytes,
 _Structs: TypeAlias = DescribeGroupsRequest_v0 | DescribeGroupsRequest_v1 | DescribeGroupsRequest_v2
 
 
-class _DescribeGroup(Request[_Structs]):
+class _DescribeGroup(Request[_Structs]):  # type: ignore[misc]  # aiokafka has no types
     """DescribeGroups up to version 2: aiokafka 0.14 reads an answer of version 3 as one of version 2, and fails."""
 
     API_KEY = 15
