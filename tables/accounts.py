@@ -5,7 +5,9 @@ from app.llm.budget import Account
 
 __all__ = ["ACCOUNTS", "account_key"]
 
-ACCOUNTS: Map[Account] = Map("accounts", b"b", Account, help="task and day -> settled money and open leases")
+ACCOUNTS: Map[Account] = Map(
+    "accounts", b"b", Account, help="task and day -> settled money and open leases", moves=lambda key: key
+)
 
 
 def account_key(task: str, day: str) -> bytes:

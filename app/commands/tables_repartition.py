@@ -69,12 +69,14 @@ async def _repartition(count: int, partitioner: Partitioner, yes: bool) -> None:
     await keep_out(settings)
     named = [stage.changelog for stage in stages]
     there = await topics.counts(settings, [*named, *(stage.topic for stage in stages)])
+    sources = {settings.source_topic(source) for source in settings.sources}
     plans: list[tuple[Stage, Plan]] = []
     for stage in stages:
         have = there.get(stage.changelog)
         if have is None:
             raise StateError(f"{stage.changelog} isn't there: no worker of these settings has run yet")
-        plan = plan_for(stage, have, await unfinished(settings, stage), count, partitioner)
+        chosen: Partitioner = partitioner if stage.topic in sources else "murmur2"  # our own producers use that
+        plan = plan_for(stage, have, await unfinished(settings, stage), count, chosen)
         if plan is not None:
             plans.append((stage, plan))
     inputs = [stage.topic for stage in stages]

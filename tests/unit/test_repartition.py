@@ -1,5 +1,6 @@
 """How State is divided (app.delivery.repartition), without a broker."""
 
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,14 @@ def a_stage() -> Any:
 def test_an_exported_row_is_read_back_as_it_was(key: bytes) -> None:
     value = HINTS.encode(Hint(5, "rule", 3))
     assert row_of(HINTS, line_of(HINTS, 0, key, value)) == (key, value)
+
+
+def test_every_map_says_what_happens_to_its_rows() -> None:
+    found = [
+        each
+        for file in sorted((Path(__file__).parents[2] / "tables").glob("*.py"))
+        for each in vars(importlib.import_module(f"tables.{file.stem}")).values()
+        if isinstance(each, Map)
+    ]
+    assert len(found) >= 10
+    assert [each.name for each in found if each.moves is None] == []
