@@ -7,6 +7,7 @@ databases of the worker, and the offset is written in the same WriteBatch as the
 
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -74,6 +75,8 @@ class _Memory:
 
 
 _memory: _Memory | None = None
+_opening = threading.RLock()
+"""Restore opens and closes databases beside the event loop, which may ask for one of them."""
 
 
 def share_memory(block_cache_bytes: int, write_buffer_bytes: int) -> None:
@@ -301,7 +304,10 @@ class Databases:
         """The open database of a partition; opens it on first use. What can't be read is set aside and begun anew."""
         found = self._open.get(partition)
         if found is None:
-            found = self._open[partition] = self._open_or_begin(partition)
+            with _opening:
+                found = self._open.get(partition)
+                if found is None:
+                    found = self._open[partition] = self._open_or_begin(partition)
         return found
 
     def _open_or_begin(self, partition: int) -> Database:
@@ -329,16 +335,18 @@ class Databases:
 
     def reopen(self, partition: int, *, bulk: bool = False) -> None:
         """Closes a partition's database; the next use opens it afresh. With `bulk` it is opened at once, for a restore."""
-        self._close(partition)
-        if bulk:
-            self.database(partition)  # sets aside what is damaged
+        with _opening:
             self._close(partition)
-            self._open[partition] = Database(self.folder(partition), bulk=True)
+            if bulk:
+                self.database(partition)  # sets aside what is damaged
+                self._close(partition)
+                self._open[partition] = Database(self.folder(partition), bulk=True)
 
     def _close(self, partition: int) -> None:
-        opened = self._open.pop(partition, None)
-        if opened:
-            opened.close()
+        with _opening:
+            opened = self._open.pop(partition, None)
+            if opened:
+                opened.close()
 
     def set_aside(self, partition: int, why: str) -> None:
         """Moves the local copy of a partition out of the way, and says where to: it is rebuilt from the changelog."""
