@@ -14,19 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import aiokafka
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import TopicPartition
 
 from app.delivery.database import COPY_OF
+from app.delivery.drain import drain
 from app.delivery.state import APPLIED, StateRows, decode_applied
 from app.kafka import client_kwargs
 from app.settings import KafkaSettings
+from models.events import Received
 
 __all__ = ["ChangelogReader", "Copy", "changelog_reader", "in_thread"]
 
 log = logging.getLogger("headrace.delivery")
 
 T = TypeVar("T")
-Record: TypeAlias = ConsumerRecord[bytes, bytes]
+Record: TypeAlias = Received
 
 PARTITION_FETCH_BYTES = 2 << 20
 """Of one partition at a time: two of the largest transactions. Restore reads nothing else meanwhile."""
@@ -38,7 +40,9 @@ of 2,000 rows saves 5 ms."""
 QUIET_S = 5.0
 """When the broker answers and gives nothing for this long, there is nothing: compaction may take all records up to the
 end, and then no fetch ever reaches it."""
-POLL_MS = 200
+POLL_S = 0.2
+DRAIN_RECORDS = 20_000
+"""Of one partition at a time, in whole record batches."""
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -187,7 +191,7 @@ class ChangelogReader:
 
     async def _step(self, copies: dict[TopicPartition, Copy]) -> None:
         """Takes what is there and applies it."""
-        got = await self._consumer.getmany(timeout_ms=POLL_MS)
+        got = await self._fetched(copies)
         now = time.monotonic()
         for tp, copy in copies.items():
             records, position = got.get(tp, []), await self._consumer.position(tp)
@@ -196,6 +200,22 @@ class ChangelogReader:
                 copy.moved_at = now
             elif now - copy.moved_at > QUIET_S and copy.next < copy.end:
                 await self._confirm_end(copy)
+
+    async def _fetched(self, copies: dict[TopicPartition, Copy]) -> dict[TopicPartition, list[Record]]:
+        """What is there; waits a moment when there is nothing."""
+        fetcher = self._consumer._fetcher
+        got = {tp: records for tp in copies if (records := drain(fetcher, tp, DRAIN_RECORDS))}
+        if got:
+            return got
+        waiter = fetcher._create_fetch_waiter()
+        try:
+            await asyncio.wait([waiter], timeout=POLL_S)
+        finally:
+            if waiter.done():
+                waiter.result()  # raises what the fetcher met, for example a refused credential
+            else:
+                waiter.cancel()
+        return {tp: records for tp in copies if (records := drain(fetcher, tp, DRAIN_RECORDS))}
 
     async def _take(self, copy: Copy, records: list[Record], position: int) -> None:
         begun = copy.next
