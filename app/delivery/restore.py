@@ -75,8 +75,9 @@ class Progress:
                 self.left_s,
             )
 
-    def end(self) -> None:
-        if self.running and self.total:
+    def done_with(self) -> None:
+        """Says what was restored."""
+        if self.total:
             log.info(
                 "restored %d rows from %d changelog records in %.2f s, %.0f rows/s",
                 self.rows,
@@ -84,6 +85,9 @@ class Progress:
                 self.seconds,
                 self.rows / self.seconds,
             )
+
+    def end(self) -> None:
+        """Also after one that was cut off by a rebalance: the next assignment begins anew."""
         self.running = False
         metrics.RESTORE_REMAINING.set(0)
 
@@ -172,11 +176,14 @@ class Restore(Service):
         """Local copies of the partitions this worker owns: judged, brought up to date, and looked at."""
         if not copies:
             return
-        async with changelog_reader(self.delivery.settings.kafka, self.progress.tell) as reader:
-            await self._prepare(reader, copies)
-            self.progress.begin(sum(copy.remaining for copy in copies))
-            await reader.catch_up(copies)
-        self.progress.end()
+        try:
+            async with changelog_reader(self.delivery.settings.kafka, self.progress.tell) as reader:
+                await self._prepare(reader, copies)
+                self.progress.begin(sum(copy.remaining for copy in copies))
+                await reader.catch_up(copies)
+                self.progress.done_with()
+        finally:
+            self.progress.end()
         for copy in copies:
             self._check_kinds(copy)
 
