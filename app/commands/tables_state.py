@@ -21,7 +21,7 @@ from app.delivery.offline import keep_out, packed_rows, read_state, writer
 from app.delivery.probe import probe, read_tail
 from app.delivery.reseed import write_rows
 from app.delivery.stage import Stage
-from app.delivery.state import APPLIED
+from app.delivery.state import APPLIED, UNFINISHED
 from app.errors import StateError
 
 __all__ = ["line_of", "row_of"]
@@ -247,7 +247,7 @@ async def _keys(stage: Stage, partition: int, prefixes: tuple[bytes, ...] | None
         start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
         async for record in read_tail(consumer, tp, start, end):
             key = record.key or b""
-            if key == APPLIED or (prefixes is not None and not key.startswith(prefixes)):
+            if key in (APPLIED, UNFINISHED) or (prefixes is not None and not key.startswith(prefixes)):
                 continue
             if record.value is None:
                 found.pop(key, None)
