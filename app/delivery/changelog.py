@@ -122,8 +122,11 @@ class Copy:
     def apply(self, records: list[Record], upto: int) -> int:
         """Writes records and how far they reach; returns the rows."""
         changes = [(r.key or b"", r.value) for r in records]
-        write = self.state.apply_bulk if self.state.database(self.partition).bulk else self.state.apply
-        return write(self.partition, changes, upto)
+        database = self.state.database(self.partition)
+        write = self.state.apply_bulk if database.bulk else self.state.apply
+        # The next start begins at the last marker, however much was read in one piece with it.
+        marker = next((r.offset for r in reversed(records) if r.key == APPLIED), database.last_batch_start)
+        return write(self.partition, changes, upto, marker - 1)
 
 
 class ChangelogReader:

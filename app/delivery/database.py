@@ -197,8 +197,14 @@ class Database:
         except Exception as error:
             raise self._failed(error) from error
 
-    def write(self, writes: Writes, changelog_offset: int) -> int:
-        """Applies the changes and notes how far the changelog is read, atomically. Returns how many there were."""
+    def write(self, writes: Writes, changelog_offset: int, before: int | None = None) -> int:
+        """Applies the changes and notes how far the changelog is read, atomically. Returns how many there were.
+
+        Args:
+            writes: the changes.
+            changelog_offset: of the last record or marker that they hold.
+            before: an offset behind which the last marker stands; unset: where the last write ended.
+        """
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         # Neighbours in order cost half, and repeats stay in order; a bulk memtable sorts by itself.
@@ -208,7 +214,7 @@ class Database:
             else:
                 put(key, value)
         rows = batch.len()
-        before = self._reached
+        before = self._reached if before is None else before
         if before is not None:
             put(CHANGELOG_BEFORE, b"%d" % before)
         put(CHANGELOG_OFFSET, b"%d" % changelog_offset)

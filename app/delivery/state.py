@@ -79,7 +79,9 @@ class StateRows:
         self.maps = {m.name: m for m in maps}
         self._packed = {m.records: m for m in self.maps.values() if isinstance(m, PackedMap)}
 
-    def apply(self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int) -> int:
+    def apply(
+        self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int, before: int | None = None
+    ) -> int:
         """Writes changelog records into the local copy of a partition.
 
         Returns:
@@ -98,7 +100,7 @@ class StateRows:
                     for row, content in packed.unpack(value):
                         rows[prefix + row] = content
             rows[key] = value
-        return database.write(rows.items(), changelog_offset)
+        return database.write(rows.items(), changelog_offset, before)
 
     @staticmethod
     def _expire(database: Database, packed: PackedMap[Any], record: bytes, rows: dict[bytes, bytes | None]) -> None:
@@ -111,7 +113,9 @@ class StateRows:
             if rows.get(row, stored) == was:
                 rows[row] = None
 
-    def apply_bulk(self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int) -> int:
+    def apply_bulk(
+        self, partition: int, records: Iterable[ChangelogRecord], changelog_offset: int, before: int | None = None
+    ) -> int:
         """The same for very many records into a database that is open for bulk writing.
 
         What needs a look-up is only noted, and done by `settle`. Returns how many rows were set or removed.
@@ -130,7 +134,7 @@ class StateRows:
                         yield prefix + row, content
                 yield key, value
 
-        return self.database(partition).write(expanded(), changelog_offset)
+        return self.database(partition).write(expanded(), changelog_offset, before)
 
     def settle(self, partition: int) -> None:
         """Ends bulk writing: does what was put off, also by a process that didn't come to it."""

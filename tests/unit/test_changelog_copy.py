@@ -52,6 +52,16 @@ def test_a_copy_is_read_from_its_own_last_transaction_on(copy: Copy) -> None:
     assert copy.next == 3
 
 
+def test_however_much_was_read_at_once_the_next_start_begins_at_the_last_marker(copy: Copy) -> None:
+    records = [record(n, b"p%d" % n, b"\x01") for n in range(40)]
+    copy.apply([*records, record(40, APPLIED, marker(9, "mine")), record(42, b"pz", b"\x01")], 43)
+    copy.locate()
+    assert copy.next == 40
+    copy.apply([record(44, b"py", b"\x01")], 45)  # no marker in it
+    copy.locate()
+    assert copy.next == 40
+
+
 def test_what_the_copy_has_is_dropped_once_the_marker_agrees(copy: Copy) -> None:
     filled(copy).locate()
     tail = [record(3, b"pb", b"\x02"), record(4, APPLIED, marker(19, "mine")), record(6, b"pc", b"\x03")]
