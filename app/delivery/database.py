@@ -221,6 +221,8 @@ class Database:
         put(WRITTEN_MS, b"%d" % int(time.time() * 1000))
         self._commit(batch)
         self._known_offset = changelog_offset
+        if before is not None:
+            self._known_before = before
         return rows
 
     def note(self, key: bytes, value: bytes | None) -> None:
@@ -239,6 +241,7 @@ class Database:
             raise self._failed(error) from error
 
     _known_offset: int | None = None
+    _known_before: int | None = None
 
     @property
     def _reached(self) -> int | None:
@@ -255,7 +258,9 @@ class Database:
     @property
     def last_batch_start(self) -> int:
         """A changelog offset from which on the last batch written here can be read."""
-        return int(self.get(CHANGELOG_BEFORE) or -1) + 1
+        if self._known_before is None:
+            self._known_before = int(self.get(CHANGELOG_BEFORE) or -1)
+        return self._known_before + 1
 
     @property
     def written_ms(self) -> int | None:
