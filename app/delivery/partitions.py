@@ -1,7 +1,7 @@
 """Kafka's default partitioner, so that any producer's records and ours meet.
 
-aiokafka's murmur2 is a Python loop over the key's bytes; event ids are all different, so no cache helps. Keys of one
-length are hashed together in numpy, for a tenth of the time.
+aiokafka's murmur2 is a Python loop over the key's bytes. Entities come again, so their partitions are remembered; event
+ids are all different, so there a memory gives up. What isn't known is hashed by length in numpy, for a tenth of the time.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 from aiokafka.partitioner import murmur2
 
-__all__ = ["partition_for", "partitions_for"]
+__all__ = ["Partitioner", "partition_for", "partitions_for"]
 
 SEED, M = 0x9747B28C, 0x5BD1E995
 FEW_KEYS = 8
 """Fewer keys of one length than this are hashed one by one."""
 LONG_KEY_BYTES = 256
+MAX_KNOWN_KEYS = 200_000
 
 
 def partition_for(key: bytes, count: int) -> int:
@@ -37,6 +38,36 @@ def partitions_for(keys: Sequence[bytes], count: int) -> list[int]:
         for index, partition in zip(indexes, partitions.tolist(), strict=True):
             found[index] = partition
     return found
+
+
+class Partitioner:
+    """The partitions of one topic's keys, with a memory for keys that come again.
+
+    Args:
+        count: how many partitions the topic has.
+        limit: keys held; when it is reached the memory begins anew, or ends where it hardly helped.
+    """
+
+    def __init__(self, count: int, limit: int = MAX_KNOWN_KEYS) -> None:
+        self.count, self._limit = count, limit
+        self._known: dict[bytes, int] | None = {}
+        self._asked = 0
+
+    def of(self, keys: list[bytes]) -> list[int]:
+        """The partitions of keys, in their order."""
+        known = self._known
+        if known is None:
+            return partitions_for(keys, self.count)
+        self._asked += len(keys)
+        found = [known.get(key) for key in keys]
+        if None in found:
+            missing = list({key: None for key, partition in zip(keys, found, strict=True) if partition is None})
+            known.update(zip(missing, partitions_for(missing, self.count), strict=True))
+            found = [known[key] for key in keys]
+            if len(known) > self._limit:
+                self._known = {} if self._asked > 2 * len(known) else None
+                self._asked = 0
+        return found  # type: ignore[return-value]  # no None is left
 
 
 def _murmur2(keys: list[bytes], length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":

@@ -18,7 +18,7 @@ from app import metrics
 from app.delivery.database import share_memory
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
-from app.delivery.partitions import partitions_for
+from app.delivery.partitions import Partitioner
 from app.delivery.stage import Stage
 from app.errors import OutputError, StateError
 from app.settings import Settings
@@ -59,6 +59,7 @@ class Delivery:
         self.lane_bytes = settings.delivery.max_input_bytes
         self.partitions: dict[str, int] = {}
         """Partition count of every topic we write, filled at start."""
+        self._partitioners: dict[str, Partitioner] = {}
         self.raw_topics: set[str] = set()
         self.dead_letter = settings.topic("dead-letter")
         self.restore: Restore | None = None
@@ -90,11 +91,17 @@ class Delivery:
         count = self.partitions.get(topic)
         if count is None:
             raise OutputError(f"topic {topic} isn't there; `headrace check` tells what is missing")
+        partitioner = self._partitioners.get(topic)
+        if partitioner is None or partitioner.count != count:
+            partitioner = self._partitioners[topic] = Partitioner(count)
+        keys = [row[0] for row in rows]
+        partitions = partitioner.of([key or b"" for key in keys])
+        if None in keys:
+            partitions = [fallback % count if k is None else p for k, p in zip(keys, partitions, strict=True)]
+        if partitions.count(partitions[0]) == len(rows):
+            return {partitions[0]: rows}  # keyed as the input was
         found: dict[int, list[Row]] = {}
-        keyed = [row for row in rows if row[0] is not None]
-        if len(keyed) < len(rows):
-            found[fallback % count] = [row for row in rows if row[0] is None]
-        for row, partition in zip(keyed, partitions_for([row[0] or b"" for row in keyed], count), strict=True):
+        for row, partition in zip(rows, partitions, strict=True):
             its = found.get(partition)
             if its is None:
                 its = found[partition] = []

@@ -89,6 +89,8 @@ class Transaction:
     async def _send(self, producer: Any, stage: "Stage", partition: int) -> list[Any]:
         futures: list[Any] = []
         for (topic, where), rows in self.out.sends.items():
+            if not rows:
+                continue
             targets = {where: rows} if where is not None else stage.delivery.by_partition(topic, rows, partition)
             for target, its in targets.items():
                 sent, _ = await _write(producer, topic, target, its)

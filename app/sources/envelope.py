@@ -82,7 +82,8 @@ class EnvelopeReader:
                 value.decode()
             except UnicodeDecodeError:
                 return cast(Bad, check_utf8(value))
-        if value.count(b"{") + value.count(b"[") > self.max_depth:  # hardly ever; then it is looked at closely
+        lists = value.count(b"[") if b"[" in value else 0
+        if value.count(b"{") + lists > self.max_depth:  # hardly ever; then it is looked at closely
             bad = too_deep(value, self.max_depth)
             if bad is not None:
                 return bad
