@@ -18,6 +18,7 @@ from tables.panes import FIRED, PANES, Closing
 __all__ = ["close", "due"]
 
 _names = msgspec.msgpack.Decoder(list[str]).decode
+_pane = msgspec.msgpack.Decoder(Pane).decode
 
 FIRED_AT = -1
 """In place of a pane's place: the rules that fired."""
@@ -70,7 +71,7 @@ def _close_some(
     assert start_ms is not None
     groups, whole = _group(rows, aggregate, start_ms, closing.after, limit)
     out, first = rows.out, aggregate.id + pack_time(start_ms)
-    total, decode = aggregate.total, PANES.decode
+    total, decode = aggregate.total, _pane
     close_one = verdicts.closer(out, partition, aggregate, start_ms)
     for entity in sorted(groups)[:limit]:
         fired: list[str] = []
