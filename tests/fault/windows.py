@@ -25,7 +25,7 @@ __all__ = ["Report", "main", "run"]
 
 SIZE_S, HOP_S, GRACE_S = 20, 10, 5
 STEP_MS = 5
-SHUFFLED_MS = 15_000
+SHUFFLED_MS = 30_000
 """Half of the events are late by up to this, many by more than the grace: some miss one window, some all."""
 USERS = 300
 TRIES = 4
