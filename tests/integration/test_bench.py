@@ -41,7 +41,7 @@ async def test_contestant_that_ends_early_is_told_of(kafka: EmbeddedKafka, prefi
     await outputs.make(kafka.bootstrap, [topic], stamped=False)
     await preload(kafka.bootstrap, topic, 100)
     stuck = await outputs.await_progress(kafka.bootstrap, f"{prefix}nobody", topic, 100, lambda: False)
-    assert stuck == "ended at 0 of 100 events"
+    assert stuck.startswith("ended at 0 of 100 events")  # a young coordinator may add why it refused
 
 
 @pytest.mark.slow
