@@ -5,6 +5,7 @@ written with its outputs and the removal of the item in one transaction. So a sl
 and at most the calls in flight at a crash are repeated. Equal texts are in one partition: one call serves them all.
 """
 
+import asyncio
 import logging
 import random
 import time
@@ -69,6 +70,7 @@ class Classify:
         """Answered items whose transaction isn't known to be committed: not asked again."""
         self._batcher: LightBatcher | None = None
         self._client: DeepClassifier | None = None
+        self._draining: asyncio.Future[None] | None = None
 
     @property
     def client(self) -> DeepClassifier:
@@ -152,7 +154,7 @@ class Classify:
     def _let_go(self, open_: Open) -> None:
         open_.done = True
         for follower in self.same.leave(open_):
-            self._to_deep(follower)
+            self._enqueue(follower)
 
     def room(self, lane: Lane) -> bool:
         return len(self._known.get(lane, ())) < self.settings.classify.max_open
@@ -180,6 +182,8 @@ class Classify:
             pool.stop()
         if self._batcher is not None:
             await self._batcher.close()
+        if self._draining is not None:
+            self._draining.cancel()
         if self._client is not None:
             await self._client.close()
 
@@ -227,6 +231,33 @@ class Classify:
             )
         return pool
 
+    def prepare(self, settings: Settings) -> Callable[[], None]:
+        """Gets ready for other tasks, prompts or providers.
+
+        Raises:
+            SettingsError: a provider's key, headers or CA can't be used. Nothing has changed.
+        """
+        client = DeepClassifier(settings, recovered=self._recovered, purse=self.purse)
+
+        def switch() -> None:
+            old, self._client, self.settings = self._client, client, settings
+            self.tasks = {task.name: task for task in settings.tasks}
+            self.same.settings = settings.classify
+            pools, self.deep = list(self.deep.values()), {}
+            waiting = [open_ for pool in (self.light, *pools) for open_ in pool.take()] + self.held.all()
+            for open_ in waiting:
+                self._again(open_)
+            if old is not None:
+                self._draining = asyncio.ensure_future(old.drain())
+
+        return switch
+
+    def _again(self, open_: Open) -> None:
+        """Another question now, perhaps of other providers: those that waited for the old one ask for themselves."""
+        followers = self.same.leave(open_)
+        for each in (open_, *followers):
+            self._enqueue(each)
+
     def _recovered(self) -> None:
         """A provider answers again: what was held because of failures needn't wait any longer."""
         for pool in self.deep.values():
@@ -252,13 +283,16 @@ class Classify:
             self._finish(open_, answer, "light", f"{why}; over budget" if open_.over_budget else why)
             return
         self._keep(open_)  # a restart goes on at the deep model
-        self._to_deep(open_)
+        self._enqueue(open_)
 
     async def _ask_deep(self, open_: Open) -> None:
         item, client = open_.item, self.client
         try:
             answer = await client.classify(item.request)
         except NotNow as error:
+            if client is not self.client:  # the settings changed meanwhile
+                self._again(open_)
+                return
             pool = self._pool_of(client.chain(item.request))
             pool.put_back(open_, min(max(error.retry_after_s or 0.0, 0.1), LONGEST_REST_S))
         except OverBudget as error:
@@ -407,6 +441,7 @@ def declare(app: App) -> None:
         _ = logic.client  # a missing key or CA ends the worker here, with its name
 
     app.helpers.append(("model providers", providers))
+    app.reloadable.append(logic.prepare)
     app.closers.append(logic.stop)
     if purse is not None:
         app.helpers.append(("budget bank", lambda: bank.run(purse)))

@@ -5,6 +5,7 @@ that say `rekey`, take a hop by event_id first, so that copies of an event meet 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TypeAlias
 from zlib import crc32
 
@@ -20,7 +21,7 @@ from app.logic.dead import dead_headers
 from app.logic.rekey import rekey_headers, unwrap
 from app.logic.requests import request_key
 from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
-from app.settings import Settings, SourceSettings
+from app.settings import Settings
 from app.sources.source import Source, compile_source
 from models.events import Bad, Event, Headers, ModelRequest, Origin, Record
 from models.results import Result
@@ -52,22 +53,27 @@ class Ingest:
         self, settings: Settings, name: str, sources: dict[str, Source], rules: tuple[NoiseRules, TaskRouter], hop: bool,
         topic: str = "",
     ) -> None:  # fmt: skip
-        self.name, self.sources, self.hop = name, sources, hop
-        self.noise, self.router = rules
+        self.name, self.hop = name, hop
+        self.use(sources, rules)
         self.horizon_ms = int(settings.ingest.dedup_horizon_s * 1000)
         self.clean, self.sink = settings.topic("clean-events"), settings.topic("sink-noise")
         self.dead_topic, self.rekeyed = settings.topic("dead-letter"), settings.topic("rekeyed")
         self.requests, self.results = settings.topic("model-requests"), settings.topic("ai-results")
         self.tasked = bool(settings.tasks)
         self.expiry = Expiry(SEEN, self.horizon_ms)
-        self._only = next(iter(sources.values())) if not hop else None
-        self._noise_of = {name: self.noise.of(name) for name in sources}
         self._prefixes: dict[tuple[str, int], bytes] = {}
         aggregates = [] if self._only is None else chained(settings, self._only.name)
         self.windows = WindowChain(settings, aggregates, topic) if aggregates else None
         self._clean: list[tuple[Record, Event]] = []
         self._asked: list[tuple[Record, Event, NeedsModel, Source]] = []
         """Of the batch at hand: what goes on to clean-events, and what no rule decided."""
+
+    def use(self, sources: dict[str, Source], rules: tuple[NoiseRules, TaskRouter]) -> None:
+        """Takes other rules, between two batches."""
+        self.sources = sources
+        self.noise, self.router = rules
+        self._only = next(iter(sources.values())) if not self.hop else None
+        self._noise_of = {name: self.noise.of(name) for name in sources}
 
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
@@ -248,19 +254,26 @@ def trace_headers(event: Event) -> Headers:
     return (("headrace.trace-id", event.trace_id.encode()),) if event.trace_id else ()
 
 
+def compiled(settings: Settings) -> tuple[dict[str, Source], tuple[NoiseRules, TaskRouter]]:
+    """Sources and rules, ready to be used.
+
+    Raises:
+        SettingsError: a mapping or rule is wrong.
+    """
+    fields = condition_fields(settings)
+    sources = {s.name: compile_source(s, settings, fields, with_text=bool(settings.tasks)) for s in settings.sources}
+    return sources, (NoiseRules(settings), TaskRouter(settings))
+
+
 def declare(app: App) -> None:
     """Adds an ingest stage for every source, and one for the rekeyed topic."""
     settings = app.settings
-    fields = condition_fields(settings)
-    rules = (NoiseRules(settings), TaskRouter(settings))
-
-    def compiled(source: SourceSettings) -> Source:
-        return compile_source(source, settings, fields, with_text=bool(settings.tasks))
-
-    sources = {source.name: compiled(source) for source in settings.sources}
+    sources, rules = compiled(settings)
+    logics: list[Ingest] = []
     for source in settings.sources:
         name, topic = f"ingest-{source.name}", settings.source_topic(source)
         logic = Ingest(settings, name, {source.name: sources[source.name]}, rules, hop=False, topic=topic)
+        logics.append(logic)
         add_stage(
             app,
             name=name,
@@ -270,11 +283,23 @@ def declare(app: App) -> None:
             start=source.start,
             help=f"Validates and deduplicates {source.topic}; rules decide what they can.",
         )
+    logics.append(Ingest(settings, "ingest-rekeyed", sources, rules, hop=True))
     add_stage(
         app,
         name="ingest-rekeyed",
         topic=settings.topic("rekeyed"),
-        logic=Ingest(settings, "ingest-rekeyed", sources, rules, hop=True),
+        logic=logics[-1],
         maps=[SEEN],
         help="The same for events that had to be keyed by their event_id first.",
     )
+
+    def prepare(changed: Settings) -> Callable[[], None]:
+        sources, rules = compiled(changed)
+
+        def switch() -> None:
+            for logic in logics:
+                logic.use(sources if logic.hop else {name: sources[name] for name in logic.sources}, rules)
+
+        return switch
+
+    app.reloadable.append(prepare)

@@ -92,6 +92,12 @@ class Pool:
             self.running.add(task)
             task.add_done_callback(functools.partial(self._ended, item))
 
+    def take(self) -> list[Open]:
+        """Takes out what waits; what runs goes on."""
+        items = [item for item in self.queue if not item.done]
+        self.queue.clear()
+        return items
+
     def stop(self) -> None:
         """Cuts off what runs; its items stay open in State."""
         self.closed = True

@@ -35,7 +35,7 @@ class SameText:
     """
 
     def __init__(self, settings: ClassifySettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self.expiry = Expiry(CACHE, int(settings.cache_age_s * 1000), settings.cache_items)
         self._asking: dict[Question, tuple[Open, list[Open]]] = {}
         self._questions: dict[Open, Question] = {}
@@ -48,10 +48,10 @@ class SameText:
 
     def known(self, view: View, question: Question, now_ms: int) -> Answer | None:
         """An answer that still stands: young enough, and by a model that would be asked about this event too."""
-        if not self._settings.cache_age_s:
+        if not self.settings.cache_age_s:
             return None
         found = view.get(CACHE, question.digest)
-        if found is None or found.at_ms < now_ms - self._settings.cache_age_s * 1000:
+        if found is None or found.at_ms < now_ms - self.settings.cache_age_s * 1000:
             return None
         if not any(p.name == found.provider and p.model == found.asked_model for p in question.chain):
             return None
@@ -62,7 +62,7 @@ class SameText:
 
     def remember(self, out: Outbox, key: bytes, open_key: bytes, answer: Answer, asked_model: str) -> None:
         """Puts an answer into the cache."""
-        if self._settings.cache_age_s:
+        if self.settings.cache_age_s:
             row = Cached(out.now_ms, answer.category, answer.provider, asked_model, answer.model)
             out.put_packed(CACHE, out.now_ms, int.from_bytes(open_key, "big"), [(key, _pack(row))])
 

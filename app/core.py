@@ -52,6 +52,8 @@ class App(faust.App):
     """Name and task of what runs beside the stages as long as the worker does."""
     closers: list[Callable[[], Awaitable[None]]]
     """Called when the worker stops, after its lanes are closed."""
+    reloadable: list[Callable[[Settings], Callable[[], None]]]
+    """What can take other settings while it runs: prepares for them, or refuses; the returned function switches over."""
     _lock_file: IO[str] | None = None
 
     async def on_first_start(self) -> None:
@@ -180,6 +182,7 @@ def build(settings: Settings) -> App:
         logging_config=logging_config(settings),
     )
     built.settings, built.delivery, built.helpers, built.closers = settings, delivery, [], []
+    built.reloadable = []
     delivery.attach(built)
     delivery.raw_topics.update(topic.name for topic in topics.topics(settings) if topic.raw)
     return built

@@ -21,7 +21,9 @@ def declare() -> None:
     import faust.cli.faust  # noqa: F401  # Faust's own commands first: ours of the same name take their place
 
     from agents import ingest
+    from app import reload
     from app.commands import broker, check, eval, llm, produce, run, tables, tables_repartition, tables_state, trace  # noqa: F401
+    from app.settings import config_path
     from app.web import worker as web
 
     if app.settings.role in ("all", "ingest"):
@@ -31,6 +33,9 @@ def declare() -> None:
 
         classify.declare(app)
     web.install(app)
+    path = config_path()
+    if path is not None:
+        app.helpers.append(("settings watch", lambda: reload.watch(app, path)))
 
 
 try:

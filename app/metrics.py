@@ -33,6 +33,7 @@ __all__ = [
     "RECORDS_IN",
     "RECORDS_LOST",
     "RECORDS_OUT",
+    "RELOADS",
     "RESTORED_ROWS",
     "RESTORE_REMAINING",
     "STANDBY_LAG",
@@ -115,11 +116,15 @@ BUDGET_USD = Gauge(
 )
 BUDGET_ALERTS = Counter("headrace_budget_alerts", "Days on which a task passed budget.alert_share.", ["task"])
 
+RELOADS = Counter(
+    "headrace_reloads", "Changes of headrace.toml: taken, or refused (the settings from before stay).", ["outcome"]
+)
+
 ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING,
     RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES,
-    BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
+    RELOADS, BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
     MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip
 """For the test that compares with docs/operations.md."""

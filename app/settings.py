@@ -41,6 +41,7 @@ __all__ = [
     "TaskSettings",
     "WebSettings",
     "WindowsSettings",
+    "config_path",
     "load",
 ]
 
@@ -484,6 +485,13 @@ class Settings(BaseSettings):
         return self.topic(source.topic) if source.prefixed else source.topic
 
 
+def config_path() -> Path | None:
+    """The file that settings are read from: `HEADRACE_CONFIG`, else `headrace.toml` in the current folder, else none."""
+    if named := os.environ.get("HEADRACE_CONFIG"):
+        return Path(named)
+    return Path("headrace.toml") if Path("headrace.toml").is_file() else None
+
+
 def load(path: Path | None = None) -> Settings:
     """Reads the built-in defaults, the file and the environment, in that order.
 
@@ -495,10 +503,8 @@ def load(path: Path | None = None) -> Settings:
     Raises:
         SettingsError: the file can't be read, or a field is wrong. Not retryable.
     """
-    chosen = path or (Path(os.environ["HEADRACE_CONFIG"]) if os.environ.get("HEADRACE_CONFIG") else None)
+    chosen = path or config_path()
     tree = dict(_defaults())
-    if chosen is None and Path("headrace.toml").is_file():
-        chosen = Path("headrace.toml")
     if chosen is not None:
         given = _read(chosen)
         _refuse_secrets(given, chosen)

@@ -131,6 +131,16 @@ class DeepClassifier:
         finally:
             item.future.cancel()  # no-op once done; a cancelled caller's event is left out of the next call
 
+    async def drain(self) -> None:
+        """Takes nothing more, lets the calls in flight end, then closes; whoever still waits for one gets NotNow."""
+        self._closed = True
+        waiting = [item for items in self._waiting.values() for item in items]
+        self._waiting.clear()
+        for item in waiting:
+            item.fail(NotNow(["the settings changed"], 0.0))
+        await asyncio.gather(*self._batches, return_exceptions=True)
+        await self.close()
+
     async def close(self) -> None:
         """Cuts off the calls in flight; whoever still waits gets NotNow."""
         self._closed = True

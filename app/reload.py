@@ -1,0 +1,92 @@
+"""Takes a changed headrace.toml while the worker runs: whole, or not at all.
+
+Every part prepares first and may refuse; only when all are ready they switch, between two batches of the event loop. What
+can't change under way (topics, sources, State) needs a restart, and a file that changes it is refused as a whole.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from app import metrics
+from app.core import App
+from app.errors import SettingsError
+from app.settings import Settings, load
+
+__all__ = ["take", "watch"]
+
+log = logging.getLogger("headrace.reload")
+
+EVERY_S = 1.0
+CHANGEABLE = {
+    "noise", "marks", "tasks", "llm", "light.threshold", "light.enabled",
+    "classify.max_open", "classify.retry_s", "classify.max_rounds", "classify.max_age_s", "classify.cache_age_s",
+}  # fmt: skip
+"""Sections, or fields of one, that are read anew for every event or call."""
+
+
+async def watch(app: App, path: Path) -> None:
+    """Runs as long as the worker; looks at the file's time and size."""
+    seen = _stamp(path)
+    while True:
+        await asyncio.sleep(EVERY_S)
+        stamp = _stamp(path)
+        if stamp is None or stamp == seen:
+            continue  # gone for a moment: editors replace the file
+        seen = stamp
+        why = _why_refused(app, path)
+        metrics.RELOADS.labels("refused" if why else "taken").inc()
+        if why:
+            log.error("%s is NOT taken, the settings from before stay: %s", path, why)
+        else:
+            log.warning("%s is taken", path)
+
+
+def _why_refused(app: App, path: Path) -> str:
+    try:
+        take(app, load(path))
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def take(app: App, settings: Settings) -> None:
+    """Switches to other settings.
+
+    Raises:
+        SettingsError: they are wrong, or change what needs a restart. Nothing has changed then.
+    """
+    fixed = sorted(_changed(app.settings, settings))
+    if fixed:
+        raise SettingsError(f"{', '.join(fixed)} can't be changed while the worker runs; restart it")
+    switches = [prepare(settings) for prepare in app.reloadable]
+    for switch in switches:
+        switch()
+    app.settings = settings
+
+
+def _changed(old: Settings, new: Settings) -> set[str]:
+    """What differs and may not."""
+    found = set()
+    for name in Settings.model_fields:
+        was, now = getattr(old, name), getattr(new, name)
+        if name in CHANGEABLE or was == now:
+            continue
+        fields: Any = type(now).model_fields if hasattr(type(now), "model_fields") else {}
+        differ = {f"{name}.{field}" for field in fields if getattr(was, field) != getattr(now, field)}
+        found |= (differ or {name}) - CHANGEABLE
+    if bool(old.tasks) != bool(new.tasks):
+        found.add("tasks (none before or after)")
+    money = [(task.name, old.day_usd(task)) for task in old.tasks]
+    if money != [(task.name, new.day_usd(task)) for task in new.tasks] and (old.has_budget or new.has_budget):
+        found.add("tasks with a budget")
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
