@@ -93,14 +93,24 @@ class App(faust.App):
     async def _check_changelogs(self, counts: dict[str, int]) -> None:
         """State is split as its input is: a changelog of another partition count can't serve it.
 
+        Missing ones are made here. Made later, as Faust would, they'd be news to the group a minute after: a rebalance.
+
         Raises:
             StateError: the input got more partitions since, or the changelog was made wrong.
             BrokerError: it is missing and we may not make it.
         """
         stages = self.delivery.stages.values()
         there = await topics.counts(self.settings, [stage.changelog for stage in stages])
+        missing: list[topics.Topic] = []
         for stage in stages:
             have, need = there.get(stage.changelog), counts[stage.topic]
+            if have is None:
+                missing.append(
+                    topics.Topic(
+                        name=stage.changelog, key="row", value="row", written_by=stage.name, partitions=need,
+                        config={"cleanup.policy": "compact"},
+                    )
+                )  # fmt: skip
             if have is None and self.settings.kafka.manage_topics == "check":
                 raise BrokerError(
                     f"changelog {stage.changelog} is missing and kafka.manage_topics is `check`; make it with {need} "
@@ -112,6 +122,8 @@ class App(faust.App):
                     f"repeated ids would no longer meet. Stop all workers and run `headrace tables repartition {need}`; or "
                     "begin anew with another kafka.topic_prefix"
                 )
+        if missing:
+            await topics.make(self.settings, missing)
 
     def lock_folder(self) -> None:
         """One worker a data folder.

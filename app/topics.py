@@ -130,11 +130,22 @@ async def ensure(settings: Settings) -> dict[str, int]:
             f"topics are missing and kafka.manage_topics is `check`: {', '.join(t.name for t in missing)}; make them, or "
             "set kafka.manage_topics to `create`"
         )
+    await make(settings, missing)
+    return await counts(settings, names)
+
+
+async def make(settings: Settings, missing: list[Topic]) -> None:
+    """Makes topics, and waits until every broker tells of them.
+
+    Raises:
+        BrokerError: the broker refuses, or doesn't show them.
+    """
     await _create(settings, missing)
+    names = [t.name for t in missing]
     for _ in range(TRIES):
         found = await counts(settings, names)
         if len(found) == len(names):
-            return found
+            return
         await asyncio.sleep(0.25)
     raise BrokerError(f"topics were made but can't be seen yet: {', '.join(n for n in names if n not in found)}")
 

@@ -173,6 +173,15 @@ async def test_a_restart_takes_no_event_twice_and_a_lost_folder_is_rebuilt(fleet
     assert ids == Counter(f"e{n}" for n in range(300))
 
 
+async def test_a_first_start_has_its_changelogs_before_it_joins_the_group(fleet: Fleet) -> None:
+    """Else the group learns of them with the next metadata, a minute later, and rebalances."""
+    worker = await start(fleet, [(b"u1", an_event("e1"))])
+    await settled(fleet, worker)
+    log = worker.log.read_text()
+    assert "ready; partitions of this worker" in log
+    assert "Ignoring missing topic" not in log
+
+
 async def test_a_second_worker_on_the_folder_is_refused_by_name(fleet: Fleet) -> None:
     first = await start(fleet, [(b"u", an_event("e1"))])
     second = fleet.worker(CONFIG.format(prefix=fleet.prefix))
