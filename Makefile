@@ -27,7 +27,7 @@ run: $(STAMP) ## start broker, model server, worker and a demo stream; Ctrl-C st
 
 test: $(STAMP) ## lint, types, and every test but the long ones (real Kafka, real model server)
 	@$(MAKE) --no-print-directory lint typecheck
-	@$(BIN)/python -m pytest -q tests/unit tests/property tests/contract tests/integration tests/fault
+	@$(BIN)/python -m pytest -q --durations=10 tests/unit tests/property tests/contract tests/integration tests/fault/test_kills.py
 
 lint: $(STAMP) ## ruff and the import contract
 	@$(BIN)/ruff check .
@@ -41,8 +41,9 @@ format: $(STAMP) ## ruff, fixing what it can
 typecheck: $(STAMP) ## mypy --strict
 	@$(BIN)/mypy
 
-chaos: $(STAMP) ## kill and zombie runs at full size (200,000 events; about 8 minutes)
+chaos: $(STAMP) ## kill and zombie runs at full size (200,000 events), then faults of windows and models; about 12 minutes
 	@$(BIN)/python -m tests.fault.chaos $(ARGS)
+	@$(BIN)/python -m pytest -q tests/fault/test_windows.py tests/fault/test_models.py
 
 bench: $(STAMP) ## ingest beside six others, then the whole path; one table (about 12 minutes)
 	@$(BIN)/python -m tests.bench all $(ARGS)
