@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
 from agents import budget
 from agents.answers import model_result, review_of, why_deep
@@ -32,7 +31,7 @@ from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, U
 from app.llm.purse import Purse
 from app.logic.dead import dead_headers
 from app.settings import Settings
-from models.events import Answer, Bad, ModelRequest
+from models.events import Answer, Bad, ModelRequest, Record
 from tables.open_work import ANSWERED, CACHE, OPEN, Answered, OpenItem, open_key
 
 __all__ = ["Classify", "declare"]
@@ -99,11 +98,11 @@ class Classify:
                 continue
             batch.out.put(OPEN, open_key(record.offset), OpenItem(request=request, opened_ms=batch.out.now_ms))
 
-    def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
+    def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         message = f"{type(error).__name__} in stage classify; the log has the traceback"
         self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
 
-    def _bury(self, out: Outbox, record: ConsumerRecord[bytes, bytes], bad: Bad) -> None:
+    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, "classify"))
         out.count("dead", bad.reason)
 

@@ -9,6 +9,7 @@ import logging
 import shutil
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -313,9 +314,9 @@ class Databases:
     _open: dict[int, Database]
 
     @property
+    @abstractmethod
     def _place(self) -> tuple[Path, str, str]:
         """The folder they are in, the State's name, and its changelog's."""
-        raise NotImplementedError
 
     def database(self, partition: int) -> Database:
         """The open database of a partition; opens it on first use. What can't be read is set aside and begun anew."""

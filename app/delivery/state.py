@@ -5,6 +5,7 @@ is read back by `app.delivery.restore`; a record that marks the last input offse
 transaction.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -68,9 +69,9 @@ class StateRows:
     _packed: dict[bytes, PackedMap[Any]]
 
     @property
+    @abstractmethod
     def store(self) -> Databases:
         """The local copies."""
-        raise NotImplementedError
 
     def database(self, partition: int) -> Database:
         return self.store.database(partition)

@@ -46,17 +46,17 @@ class Store(Databases, FaustStore[bytes, bytes]):
 
     # Parts of Faust's store interface that nothing of ours calls: a caller learns what serves instead.
     async def backup_partition(self, tp: TP | int, flush: bool = True, purge: bool = False, keep: int = 1) -> None:
-        raise NotImplementedError("the changelog is the backup")
+        raise TypeError("the changelog is the backup")
 
     def restore_backup(self, tp: TP | int, latest: bool = True, backup_id: int = 0) -> None:
-        raise NotImplementedError("the changelog is the backup")
+        raise TypeError("the changelog is the backup")
 
     def reset_state(self) -> None:
         for partition in list(self._open):
             self.set_aside(partition, "reset")
 
     def apply_changelog_batch(self, batch: Iterable[Any], to_key: Any, to_value: Any) -> None:
-        raise NotImplementedError("State applies changelog batches itself")
+        raise TypeError("State applies changelog batches itself")
 
     # Faust's tables are mappings; State isn't read that way, and says so rather than answering half-truths.
     def __getitem__(self, key: bytes) -> bytes:

@@ -75,7 +75,7 @@ class Results:
             size = self.path.stat().st_size
             if size != last:
                 last, since = size, time.monotonic()
-            time.sleep(0.1)
+            time.sleep(0.1)  # another process's file is polled
 
     def lines(self) -> list[tuple[int, int, int, float]]:
         """Partition, first and last offset, and time of every fetch."""

@@ -197,7 +197,7 @@ def kills(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, se
         worker.start()
     time.sleep(3)  # the schedule of faults is in time on purpose: kills must fall at random moments of real work
     for _ in range(faults):
-        time.sleep(rnd.uniform(2.5, 6))
+        time.sleep(rnd.uniform(2.5, 6))  # a random moment, by the seed
         victim = rnd.choice(workers)
         victim.kill()
         victim.start()
@@ -215,7 +215,7 @@ def zombies(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, 
         worker.start()
     for worker in workers:
         wait_until(worker.ready_times, 60, "worker ready")
-    time.sleep(3 + random.Random(seed).random() * 3)
+    time.sleep(3 + random.Random(seed).random() * 3)  # a random moment of real work, by the seed
     for number in range(faults):
         victim = workers[number % 2]
         victim.pause()

@@ -157,11 +157,11 @@ def faults(folder: Path, bootstrap: str, prefix: str, *, events: int, kills: int
         begun = time.monotonic()
         asyncio.run(topics.produce(bootstrap, f"{prefix}raw-events", messages(range(events))))
         for number in range(kills):
-            time.sleep(rnd.uniform(1.0, 3.0))
+            time.sleep(rnd.uniform(1.0, 3.0))  # the schedule is in time on purpose: faults fall into real work
             victim = rnd.choice(workers)
             if number % 3 == 2:
                 victim.pause()
-                time.sleep(8)
+                time.sleep(8)  # the pause is the fault
                 victim.resume()
             else:
                 victim.kill()
@@ -187,7 +187,7 @@ def wait_for_ids(bootstrap: str, prefix: str, events: int, seconds: float = 240)
 
     deadline = time.monotonic() + seconds
     while not there() and time.monotonic() < deadline:
-        time.sleep(1)
+        time.sleep(1)  # topics are polled by reading them whole, so not often
     return found
 
 
@@ -242,7 +242,7 @@ def outage(folder: Path, bootstrap: str, prefix: str, *, seconds: float, rate: f
         failed = metric(worker, "headrace_model_calls_total", outcome="unreachable")
         report.calls_until_open = int(failed)
         rules = metric(worker, "headrace_outcomes_total", outcome="rule")
-        time.sleep(max(0.0, dead_at + seconds - time.monotonic()))
+        time.sleep(max(0.0, dead_at + seconds - time.monotonic()))  # the outage lasts as long as was asked for
         report.calls_while_open = int(metric(worker, "headrace_model_calls_total", outcome="unreachable") - failed)
         report.intervals = time.monotonic() - opened_at
         report.rule_results_meanwhile = int(metric(worker, "headrace_outcomes_total", outcome="rule") - rules)

@@ -31,7 +31,7 @@ def wait_until(met: Callable[[], Any], seconds: float, what: str) -> Any:
         got = met()
         if got:
             return got
-        time.sleep(0.1)
+        time.sleep(0.1)  # what other processes do is polled: there is no event to wait on
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
