@@ -7,16 +7,17 @@ so that nothing starts on a mistake. Secrets come from the environment only and 
 import functools
 import os
 import tomllib
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import SettingsError
-from app.settings_base import Condition, Name, Section
+from app.settings_base import Condition, Section
+from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
+from app.settings_tasks import CategorySettings, MarkRule, NoiseRule, SourceSettings, TaskRule, TaskSettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -49,102 +50,6 @@ SECRETS = ("kafka.password", "llm.api_key", "web.token")
 """Fields that may come from the environment only."""
 
 
-class KafkaSettings(Section):
-    """How to reach Kafka, and what our topics look like."""
-
-    bootstrap_servers: str = Field("127.0.0.1:9092", description="host:port, several divided by commas.")
-    topic_prefix: str = Field(
-        "",
-        pattern=r"^[A-Za-z0-9._-]{0,60}$",
-        description="Put before every topic of ours and before the consumer group, so that deployments can share a "
-        "cluster. Topics of your own sources are taken as written.",
-    )
-    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="As in Kafka's own clients."
-    )
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "PLAIN", description="Used when security_protocol starts with SASL."
-    )
-    username: str = Field("", description="SASL user.")
-    password: SecretStr = Field(SecretStr(""), description="SASL password. From the environment only.")
-    ssl_ca_file: Path | None = Field(None, description="PEM of the CA that signed the brokers; unset: the system's.")
-    ssl_cert_file: Path | None = Field(None, description="PEM client certificate, for mutual TLS.")
-    ssl_key_file: Path | None = Field(None, description="PEM key of the client certificate.")
-    manage_topics: Literal["create", "check"] = Field(
-        "create",
-        description="create: missing topics of ours are made; check: they must be there, and are only checked.",
-    )
-    partitions: int = Field(
-        4, ge=1, le=1000, description="Partitions of topics we make. 24 suits production; it can't be lowered later."
-    )
-    replication: int = Field(1, ge=1, le=9, description="Replicas of topics we make. 3 in production, 1 on one broker.")
-    standby_replicas: int = Field(
-        0, ge=0, le=5, description="Workers that keep a warm copy of each partition's state, beside the owner."
-    )
-    session_timeout_s: float = Field(
-        15.0, ge=6, le=300, description="A worker silent this long loses its partitions; below it a pause is survived."
-    )
-    max_poll_interval_s: float = Field(
-        300.0, ge=30, description="Kafka's default. Slow work is a queue in State, so it needs no more."
-    )
-    request_timeout_s: float = Field(40.0, ge=10, description="One request to a broker. Above session_timeout_s.")
-    fetch_max_bytes: int = Field(16 << 20, ge=1 << 16, description="Bytes a fetch may bring for all partitions.")
-    partition_fetch_bytes: int = Field(
-        4 << 20, ge=1 << 16, description="Bytes a fetch may bring for one partition; holds a batch of usual events."
-    )
-    max_message_bytes: int = Field(
-        1_048_588, ge=1024, description="The brokers' message.max.bytes: what is larger is refused before it is sent."
-    )
-    compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
-        "none", description="Of what we write. none costs the least CPU; lz4 or zstd where the network is the limit."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.security_protocol.startswith("SASL") and not self.username:
-            raise ValueError(f"kafka.username is needed with security_protocol {self.security_protocol}")
-        if (self.ssl_cert_file is None) != (self.ssl_key_file is None):
-            raise ValueError("kafka.ssl_cert_file and kafka.ssl_key_file go together")
-        if self.request_timeout_s <= self.session_timeout_s:
-            raise ValueError(
-                f"kafka.request_timeout_s ({self.request_timeout_s}) must be above kafka.session_timeout_s "
-                f"({self.session_timeout_s}): a group member that waits for its session must not time out first"
-            )
-        return self
-
-
-class DeliverySettings(Section):
-    """Batches and transactions."""
-
-    batch_records: int = Field(
-        8000,
-        ge=1,
-        le=100_000,
-        description="Most records in one transaction: larger ones cost less each (us and the broker), and wait more.",
-    )
-    commit_interval_ms: int = Field(
-        100,
-        ge=0,
-        le=10_000,
-        description="The longest that a lane gathers records under light load before it commits. 0: none.",
-    )
-    transactions_per_s: int = Field(
-        200,
-        ge=1,
-        le=10_000,
-        description="What a worker aims at under light load, over all its lanes: more wait less and cost more CPU.",
-    )
-    max_input_bytes: int = Field(64 << 20, ge=1 << 20, description="Input held in memory by a worker, all stages.")
-    max_output_bytes: int = Field(32 << 20, ge=1 << 20, description="Output not yet written, all stages.")
-    transaction_timeout_s: float = Field(20.0, ge=5, le=900, description="The broker aborts a transaction after this.")
-    retry_backoff_s: float = Field(0.5, gt=0, le=60, description="First wait of a broken lane; doubles up to 30 s.")
-    stall_timeout_s: float = Field(
-        60.0, ge=10, description="A partition with input and room that doesn't move for this long ends the worker."
-    )
-    block_cache_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB block cache, shared by all partitions.")
-    write_buffer_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB write buffers, all partitions together.")
-
-
 class IngestSettings(Section):
     """Validation and deduplication."""
 
@@ -161,149 +66,6 @@ class IngestSettings(Section):
         gt=0,
         description="An event_time further ahead of the broker's clock is a dead letter (bad-time).",
     )
-
-
-class NoiseRule(Section):
-    """Events that meet all conditions go to `sink-noise` and no further."""
-
-    name: Name
-    when: list[Condition] = Field(min_length=1, description="All must hold.")
-    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
-
-
-class MarkRule(Section):
-    """Marks events that not every provider may see. An event may get several marks."""
-
-    name: Name = Field(description="The mark; providers name those they may see.")
-    when: list[Condition] = Field(min_length=1, description="All must hold.")
-    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
-
-
-class SourceSettings(Section):
-    """A topic, and where in its records the event is."""
-
-    name: Name
-    topic: str = Field(min_length=1, max_length=249, description="As it is called in Kafka.")
-    prefixed: bool = Field(False, description="True: kafka.topic_prefix is put before the topic (the built-in source).")
-    format: Literal["envelope", "json", "cloudevents", "text"] = Field(
-        "envelope",
-        description="envelope: ours (event_id, event_type, event_time, payload ...); json: any JSON, mapped by JMESPath; "
-        "cloudevents: structured or binary; text: one line a record, read by `pattern`.",
-    )
-    event_id: str = Field("", description="JMESPath (json) or group name (text) of the id.")
-    fingerprint: list[str] = Field(
-        default_factory=list, description="Instead of event_id: paths whose values, hashed, are the id."
-    )
-    event_type: str = Field("", description="Path of the type; or, with a leading `=`, a constant (`=access`).")
-    event_time: str = Field("", description="Path of the time; empty: the record's own timestamp.")
-    time_unit: Literal["ms", "s", "us", "ns", "rfc3339", "auto", "strptime"] = Field(
-        "auto", description="auto: RFC 3339 text, or a number in ms. Others as named."
-    )
-    time_format: str = Field("", description="For time_unit strptime, e.g. `%d/%b/%Y:%H:%M:%S %z`.")
-    timezone: str = Field("UTC", description="IANA zone of times that carry none.")
-    entity: str = Field("", description="Path of the entity, used where the record has no key: the key comes first.")
-    text: str = Field("", description="Path of the text to classify; or a template with {paths} (`{method} {path}`).")
-    source_system: str = Field("", description="Path, or a constant with a leading `=`; empty: the source's name.")
-    trace_id: str = Field("", description="Path of a trace id; empty: taken from traceparent if there is one.")
-    pattern: str = Field(
-        "",
-        description="text only: `combined` (Apache/nginx access log), `syslog`, `line`, or a regular expression with "
-        "named groups.",
-    )
-    types: list[str] = Field(default_factory=list, description="Event types let through; empty: all.")
-    start: str = Field("earliest", description="Where a new group begins: earliest, latest, or an RFC 3339 time.")
-    rekey: bool = Field(
-        False,
-        description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
-        "take a hop by event_id first. Records without a key always do.",
-    )
-
-    @field_validator("start")
-    @classmethod
-    def _check_start(cls, value: str) -> str:
-        if value not in ("earliest", "latest"):
-            try:
-                at = datetime.fromisoformat(value)
-            except ValueError:
-                raise ValueError(
-                    "allowed: earliest, latest, or an RFC 3339 time such as 2026-11-30T08:00:00Z"
-                ) from None
-            if at.tzinfo is None:
-                raise ValueError("a time needs its zone, such as 2026-11-30T08:00:00Z")
-        return value
-
-
-class CategorySettings(Section):
-    """One possible answer of a task."""
-
-    id: Name
-    description: str = Field(min_length=1, description="What belongs here, for the models. Any language.")
-    examples: list[str] = Field(
-        default_factory=list, description="Texts of this category; they sharpen the light tier."
-    )
-
-
-class TaskRule(Section):
-    """A rule that decides an event without a model, or sends it to the deep one."""
-
-    name: Name
-    when: list[Condition] = Field(min_length=1, description="All must hold.")
-    category: str = Field("", description="The answer. Empty with `tier`.")
-    tier: Literal["rule", "deep"] = Field("rule", description="deep: skip the light model.")
-
-
-class TaskSettings(Section):
-    """What is asked about which events."""
-
-    name: Name
-    sources: list[Name] = Field(default_factory=list, description="Empty: every source.")
-    types: list[str] = Field(default_factory=list, description="Event types; empty: all.")
-    input: Literal["events", "windows"] = Field(
-        "events",
-        description="windows: closed windows that no intent rule gave a result are asked about, their sequence as text.",
-    )
-    aggregates: list[Name] = Field(
-        default_factory=list, description="With input windows: the aggregates whose windows it takes; empty: all."
-    )
-    min_events: int = Field(
-        1, ge=1, description="With input windows: windows of fewer events are nobody's, so that they cost nothing."
-    )
-    instruction: str = Field(
-        "Classify each message by what it is about.", description="First line of the deep model's prompt."
-    )
-    categories: list[CategorySettings] = Field(min_length=2)
-    rules: list[TaskRule] = Field(default_factory=list, description="In order; the first that holds decides.")
-    light_threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Light answers below this confidence go to the deep model; unset: light.threshold.",
-    )
-    light_calibration: tuple[float, float] | None = Field(
-        None,
-        description="Scale and shift that `headrace eval` fits to labelled texts: with them a confidence of 0.9 is right 9 "
-        "times in 10. Unset: the confidence as the encoder gives it.",
-    )
-    day_usd: float | None = Field(None, gt=0, description="What its deep calls may cost a day; unset: budget.day_usd.")
-    over_budget: OverBudget | None = Field(None, description="What happens at that limit; unset: budget.over.")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        ids = [c.id for c in self.categories]
-        if self.input == "events" and (self.aggregates or self.min_events != 1):
-            raise ValueError(f"task {self.name}, aggregates and min_events: only with input windows")
-        if len(set(ids)) != len(ids):
-            raise ValueError(f"task {self.name}: category ids must differ, given {ids}")
-        for rule in self.rules:
-            if self.input == "windows":
-                raise ValueError(
-                    f"task {self.name}, rules: a task with input windows has none; write [[intents]] with task and category"
-                )
-            if rule.tier == "rule" and rule.category not in ids:
-                raise ValueError(
-                    f"task {self.name}, rule {rule.name}: category {rule.category!r} isn't one of {', '.join(ids)}"
-                )
-        return self
 
 
 class LightSettings(Section):
