@@ -77,21 +77,18 @@ class Ingest:
 
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
-        out = batch.out
+        out, now_ms = batch.out, batch.out.now_ms
         good = self._read(batch)
         keys = [event.event_id.encode() for _, _, event, _ in good]
         mine: dict[bytes, int] = {}
         self._clean, self._asked = [], []
         rows: list[tuple[bytes, bytes]] = []
         outcomes: list[tuple[str, str]] = []
-        now_ms, oldest_ms = out.now_ms, out.now_ms - self.horizon_ms
-        for one, key, was in zip(good, keys, batch.state.get_raw(SEEN, keys), strict=True):
-            record, source, event, offset = one
+        for (record, source, event, offset), key, was in zip(good, keys, batch.state.get_raw(SEEN, keys), strict=True):
             crc = crc32(record.value or b"")
             first = mine.get(key)
             if first is None and was is not None:
-                seen = _unpack_seen(was)
-                first = seen.crc if seen.at_ms > oldest_ms else None
+                first = self._within_horizon(was, now_ms)
             if first is not None:
                 outcomes.append(("duplicate" if first == crc else "conflict", source.name))
                 continue
@@ -107,26 +104,41 @@ class Ingest:
             self.windows.take(batch, self._clean)
         self._ask(batch)
 
+    def _within_horizon(self, was: bytes, now_ms: int) -> int | None:
+        """The checksum of an id's first record, or None where it is older than the horizon."""
+        seen = _unpack_seen(was)
+        return seen.crc if seen.at_ms > now_ms - self.horizon_ms else None
+
     def _read(self, batch: Batch) -> list[Good]:
         """The valid events; what isn't one is a dead letter, and what must hop is sent on."""
+        source = self._only
+        if source is None:
+            return self._read_rekeyed(batch)
         good: list[Good] = []
-        only = self._only
-        for record in batch.records:
-            source, origin = only, record
-            if source is None:
-                origin, source_name = unwrap(record)
-                source = self.sources.get(source_name)
-                if source is None:
-                    bad = Bad(reason="bad-field", field="headrace.source", message="no source of that name is declared")
-                    self._bury(batch.out, record, bad)
-                    continue
-            event = source.read(origin)
+        for record, event in zip(batch.records, source.read_all(batch.records), strict=True):
             if isinstance(event, Bad):
-                self._bury(batch.out, origin, event)
-            elif only is not None and (source.rekey or not record.key):
+                self._bury(batch.out, record, event)
+            elif source.rekey or not record.key:
                 headers = rekey_headers(record, source.name)
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
                 batch.out.count("rekeyed", source.name)
+            else:
+                good.append((record, source, event, record.offset))
+        return good
+
+    def _read_rekeyed(self, batch: Batch) -> list[Good]:
+        """Of our own rekeyed topic, where each record says which source it came from."""
+        good: list[Good] = []
+        for record in batch.records:
+            origin, source_name = unwrap(record)
+            source = self.sources.get(source_name)
+            if source is None:
+                bad = Bad(reason="bad-field", field="headrace.source", message="no source of that name is declared")
+                self._bury(batch.out, record, bad)
+                continue
+            event = source.read(origin)
+            if isinstance(event, Bad):
+                self._bury(batch.out, origin, event)
             else:
                 good.append((origin, source, event, record.offset))
         return good

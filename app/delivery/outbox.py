@@ -100,8 +100,7 @@ class Outbox:
         packed = msgspec.msgpack.encode(rows)
         self.changelog[record] = self.local[record] = packed
         prefix = into.prefix
-        for key, value in rows:
-            self.local[prefix + key] = value
+        self.local.update({prefix + key: value for key, value in rows})
 
     def expire_packed(
         self, out_of: PackedMap[Any], record: bytes, packed: bytes, found: Iterable[bytes | None]

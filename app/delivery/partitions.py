@@ -59,15 +59,19 @@ class Partitioner:
         if known is None:
             return partitions_for(keys, self.count)
         self._asked += len(keys)
-        found = [known.get(key) for key in keys]
-        if None in found:
-            missing = list({key: None for key, partition in zip(keys, found, strict=True) if partition is None})
-            known.update(zip(missing, partitions_for(missing, self.count), strict=True))
-            found = [known[key] for key in keys]
-            if len(known) > self._limit:
-                self._known = {} if self._asked > 2 * len(known) else None
-                self._asked = 0
-        return found  # type: ignore[return-value]  # no None is left
+        try:
+            return [known[key] for key in keys]
+        except KeyError:
+            return self._learn(known, keys)
+
+    def _learn(self, known: dict[bytes, int], keys: list[bytes]) -> list[int]:
+        missing = list({key: None for key in keys if key not in known})
+        known.update(zip(missing, partitions_for(missing, self.count), strict=True))
+        found = [known[key] for key in keys]
+        if len(known) > self._limit:
+            self._known = {} if self._asked > 2 * len(known) else None
+            self._asked = 0
+        return found
 
 
 def _murmur2(keys: list[bytes], length: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":

@@ -94,10 +94,11 @@ class Delivery:
         partitioner = self._partitioners.get(topic)
         if partitioner is None or partitioner.count != count:
             partitioner = self._partitioners[topic] = Partitioner(count)
-        keys = [row[0] for row in rows]
-        partitions = partitioner.of([key or b"" for key in keys])
-        if None in keys:
-            partitions = [fallback % count if k is None else p for k, p in zip(keys, partitions, strict=True)]
+        keys = [key for key, _, _ in rows if key is not None]
+        partitions = partitioner.of(keys)
+        if len(keys) < len(rows):
+            keyed = iter(partitions)
+            partitions = [fallback % count if key is None else next(keyed) for key, _, _ in rows]
         if partitions.count(partitions[0]) == len(rows):
             return {partitions[0]: rows}  # keyed as the input was
         found: dict[int, list[Row]] = {}

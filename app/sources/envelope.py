@@ -6,13 +6,13 @@ unchanged.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from app.settings import Settings, SourceSettings
-from app.sources.document import check_utf8, clean, compact, oversize, parse, too_deep
+from app.sources.document import are_utf8, check_utf8, clean, compact, oversize, parse, too_deep
 from app.sources.mapped import MAX_FALLBACK_CHARS, entity_of, identifier, traceparent
 from app.sources.paths import compile_path, compile_text
 from app.sources.times import BadTime, compile_time
@@ -70,6 +70,16 @@ class EnvelopeReader:
 
     def read(self, record: Record) -> Event | Bad:
         """The event, or why it is none."""
+        return self._read(record, utf8=False)
+
+    def read_all(self, records: Sequence[Record]) -> list[Event | Bad]:
+        """The same for many: their UTF-8 is checked in one go, in half the time."""
+        texts = [value for record in records if (value := record.value) and not value.isascii()]
+        utf8, read = are_utf8(texts), self._read
+        return [read(record, utf8) for record in records]
+
+    def _read(self, record: Record, utf8: bool) -> Event | Bad:
+        """With `utf8` that is known to be right."""
         value = record.value
         if not value or len(value) > self.max_bytes:
             return cast(Bad, self._refuse(value))
@@ -77,12 +87,11 @@ class EnvelopeReader:
             envelope = self._decode(value)
         except (msgspec.DecodeError, RecursionError):
             return self._read_tolerantly(value, record)
-        if not value.isascii():
-            try:
-                value.decode()
-            except UnicodeDecodeError:
-                return cast(Bad, check_utf8(value))
-        lists = value.count(b"[") if b"[" in value else 0
+        if not utf8 and not value.isascii():
+            bad = check_utf8(value)
+            if bad is not None:
+                return bad
+        lists = value.count(b"[") if ord("[") in value else 0
         if value.count(b"{") + lists > self.max_depth:  # hardly ever; then it is looked at closely
             bad = too_deep(value, self.max_depth)
             if bad is not None:
@@ -105,10 +114,10 @@ class EnvelopeReader:
                 at_ms = self._read_time(at_ms, record.timestamp)
             except BadTime as error:
                 return Bad(reason="bad-time", field="event_time", message=f"event_time {error}")
-        entity_id, key = envelope.entity_id, record.key
+        entity_id = envelope.entity_id
         if type(entity_id) is float:
             return _wrong("entity_id", "text or an integer")
-        entity = entity_of(key, "" if entity_id is None else str(entity_id), event_id)
+        entity = entity_of(record.key, "" if entity_id is None else str(entity_id), event_id)
         trace_id = envelope.trace_id or (traceparent(record.headers) if record.headers else "")
         event = Event(event_id, event_type, at_ms, entity, envelope.source_system or "", trace_id)
         if self._looks:

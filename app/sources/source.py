@@ -12,7 +12,7 @@ Rules that hold for every format:
 - Raw bytes are never changed: what isn't read here is passed on all the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -32,7 +32,7 @@ Reader = Callable[[Record], Event | Bad]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A compiled source. `read` never raises."""
+    """A compiled source. It never raises."""
 
     name: str
     types: frozenset[str]
@@ -40,6 +40,8 @@ class Source:
     rekey: bool
     read: Reader
     """The event, or Bad."""
+    read_all: Callable[[Sequence[Record]], list[Event | Bad]]
+    """Of many records, in their order."""
 
 
 def compile_source(
@@ -66,14 +68,15 @@ def compile_source(
     _check_settings(source)
     read: Reader
     if source.format == "envelope":
-        read = EnvelopeReader(source, settings, fields, with_text).read
-    elif source.format == "json":
+        reader = EnvelopeReader(source, settings, fields, with_text)
+        return Source(source.name, frozenset(source.types), source.rekey, reader.read, reader.read_all)
+    if source.format == "json":
         read = _json_reader(source, settings, fields, with_text)
     elif source.format == "cloudevents":
         read = _cloudevents_reader(with_defaults(source), settings, fields, with_text)
     else:
         read = _text_reader(named_pattern(source), settings, fields, with_text)
-    return Source(source.name, frozenset(source.types), source.rekey, read)
+    return Source(source.name, frozenset(source.types), source.rekey, read, lambda records: [read(r) for r in records])
 
 
 def _check_settings(source: SourceSettings) -> None:

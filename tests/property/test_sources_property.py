@@ -129,3 +129,16 @@ def test_depth_is_counted_exactly(depth: int, junk: str) -> None:
     else:
         assert isinstance(outcome, Bad)
         assert outcome.reason == "too-deep"
+
+
+WHOLE = st.sampled_from(["plain", "文字", "\U0001f600"]).map(lambda text: envelope(payload={"message": text}))
+CUT = WHOLE.flatmap(lambda value: st.integers(1, len(value)).map(lambda end: value[:end]))
+NOT_UTF8 = envelope(payload={"message": "plain"}).replace(b"plain", b"\xe4")
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(WHOLE | CUT | st.just(NOT_UTF8) | st.none(), max_size=6))
+def test_reading_many_gives_what_each_gives_alone(values: list[bytes | None]) -> None:
+    records = [record(value) for value in values]
+    for reader in SOURCES[:6]:
+        assert reader.read_all(records) == [reader.read(each) for each in records]
