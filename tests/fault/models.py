@@ -237,7 +237,7 @@ def outage(folder: Path, bootstrap: str, prefix: str, *, seconds: float, rate: f
         wait_until(lambda: results(bootstrap, prefix) > 100, 40, "results before the outage")
         stub.kill()
         dead_at = time.monotonic()
-        wait_until(lambda: metric(worker, "headrace_breaker_open") == 1, 30, "the breaker opens")
+        wait_until(lambda: metric(worker, "headrace_breaker_open") == 1, 90, "the breaker opens")
         opened_at = time.monotonic()
         failed = metric(worker, "headrace_model_calls_total", outcome="unreachable")
         report.calls_until_open = int(failed)

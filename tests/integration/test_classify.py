@@ -83,7 +83,7 @@ async def test_each_event_gets_its_own_answer_in_batches(fleet: Fleet) -> None:
     async with ModelServer(latency_ms=20) as server:
         worker = await a_worker(fleet, server.base_url)
         await send(fleet, messages(100))
-        await until(lambda: has(fleet, 100), 30, "100 results")
+        await until(lambda: has(fleet, 100), 90, "100 results")
         found = {r["event_id"]: r for r in await results(fleet)}
         assert len(found) == 100
         for n in range(100):
@@ -112,7 +112,7 @@ async def test_a_dead_server_keeps_events_open_and_ingest_goes_on(fleet: Fleet) 
             page = (await client.get(f"{worker.url}/metrics")).text
         return 'headrace_open_items{stage="classify"} 60.0' in page
 
-    await until(open_items, 20, "60 open items")
+    await until(open_items, 90, "60 open items")
     rule = [
         (
             b"u",
@@ -123,9 +123,9 @@ async def test_a_dead_server_keeps_events_open_and_ingest_goes_on(fleet: Fleet) 
         for n in range(200)
     ]
     await send(fleet, rule)
-    await until(lambda: has(fleet, 200), 20, "results by rule meanwhile")
+    await until(lambda: has(fleet, 200), 90, "results by rule meanwhile")
     async with ModelServer(port) as server:
-        await until(lambda: has(fleet, 260), 30, "the open items, once the server is there")
+        await until(lambda: has(fleet, 260), 90, "the open items, once the server is there")
         assert server.calls
     counts = Counter(r["event_id"] for r in await results(fleet))
     assert set(counts.values()) == {1}
@@ -136,7 +136,7 @@ async def test_a_kill_with_calls_in_flight_repeats_only_those(fleet: Fleet) -> N
     async with ModelServer(latency_ms=300) as server:
         worker = await a_worker(fleet, server.base_url, HEADRACE_LLM__CONCURRENCY="2")
         await send(fleet, messages(200))
-        await until(lambda: has(fleet, 40), 30, "some results")
+        await until(lambda: has(fleet, 40), 90, "some results")
         worker.kill()
         worker.start()
         await until(lambda: has(fleet, 200), 60, "all results")
@@ -153,7 +153,7 @@ async def test_an_event_that_is_answered_wrongly_even_alone_goes_to_review(fleet
         server.always = answer(wrong={1: "nonsense"})  # item 1 of every call, so the one that is asked alone too
         worker = await a_worker(fleet, server.base_url)
         await send(fleet, messages(1))
-        await until(lambda: has(fleet, 1, "manual-review"), 30, "one review")
+        await until(lambda: has(fleet, 1, "manual-review"), 90, "one review")
         (review,) = await results(fleet, "manual-review")
         assert review["event_id"] == "m0"
         assert review["attempts"] <= 3

@@ -67,7 +67,7 @@ async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_
         await asyncio.to_thread(worker.wait_ready)
         path = Path(worker.env["HEADRACE_CONFIG"])
         await send(fleet, messages(300))
-        await until(lambda: has(fleet, 40), 30, "some results by the first prompt")
+        await until(lambda: has(fleet, 40), 90, "some results by the first prompt")
         path.write_text(config(server.base_url, SECOND, "second", "late"))
         await says(worker, "headrace.toml is taken")
         server.by_text.update({f"please cancel my order ({n})": "other" for n in range(400)})
@@ -91,7 +91,7 @@ async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_
         await says(worker, "is NOT taken", 2)
         late = {"event_id": "rule-1", "event_type": "x", "event_time": 1_790_000_000_000, "payload": {"kind": "late"}}
         await send(fleet, [(b"u", json.dumps(late).encode()), *messages(20, start=300)])
-        await until(lambda: has(fleet, 321), 30, "results after the refused files")
+        await until(lambda: has(fleet, 321), 90, "results after the refused files")
         newest = {r["event_id"]: r for r in await results(fleet)}
         assert newest["rule-1"]["why"] == "late"
         assert {newest[f"m{n}"]["prompt_version"] for n in range(300, 320)} == {second}

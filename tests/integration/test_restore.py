@@ -147,7 +147,7 @@ async def test_a_lost_folder_is_rebuilt_and_a_warm_restart_reads_only_what_is_mi
 async def test_a_worker_says_when_it_is_ready(scene: Scene) -> None:
     worker = scene.worker()
     ready = wait_until(
-        lambda: (r := httpx.get(f"{worker.url}/readyz", trust_env=False)).status_code == 200 and r.json(), 20, "ready"
+        lambda: (r := httpx.get(f"{worker.url}/readyz", trust_env=False)).status_code == 200 and r.json(), 90, "ready"
     )
     assert ready == {"ready": True, "restoring": None, "starting": 0}
     assert "headrace_restored_rows_total" in httpx.get(f"{worker.url}/metrics", trust_env=False).text
@@ -208,7 +208,7 @@ async def test_both_lost_stops_the_partition_and_says_so(scene: Scene) -> None:
     shutil.rmtree(worker.folder / "worker")
     scene.again(worker)
     await scene.produce(0, 50)
-    wait_until(lambda: worker.log.read_text().count("State holds nothing: its changelog was lost") >= 4, 30, "stopped")
+    wait_until(lambda: worker.log.read_text().count("State holds nothing: its changelog was lost") >= 4, 90, "stopped")
     assert await scene.clean() == Counter(f"e{n}" for n in range(EVENTS))
 
 
@@ -256,7 +256,7 @@ async def test_a_standby_takes_over_with_exact_state_and_reads_only_the_tail(sce
         text = httpx.get(f"{two.url}/metrics", trust_env=False).text
         return float(re.findall(r"^headrace_standby_lag_records (\S+)", text, re.MULTILINE)[0])
 
-    wait_until(lambda: behind() == 0, 30, "the standby has all")
+    wait_until(lambda: behind() == 0, 90, "the standby has all")
     rows = len(restored(two))
     one.kill()
     await scene.produce(total, 40)

@@ -116,7 +116,7 @@ def test_rows_that_are_removed_leave_the_disk(store: Store) -> None:
     for number, part in enumerate(keys):
         database.write([*[(key, None) for key in part], (b"S%d" % number, None)], 100 + number)
     database.flush()
-    wait_until(lambda: database.size_bytes() < full / 20, 30, "the files shrink")
+    wait_until(lambda: database.size_bytes() < full / 20, 90, "the files shrink")
 
 
 def test_what_was_written_in_bulk_is_there_after_a_normal_open(store: Store) -> None:
