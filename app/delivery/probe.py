@@ -34,7 +34,11 @@ async def probe(kafka: KafkaSettings) -> AsyncIterator[aiokafka.AIOKafkaConsumer
         fetch_max_wait_ms=50,
         **client_kwargs(kafka),
     )
-    await consumer.start()
+    try:
+        await consumer.start()
+    except BaseException:
+        await consumer.stop()
+        raise
     await asyncio.sleep(0)  # stopped before its tasks have begun, aiokafka 0.14 waits for them for ever
     try:
         yield consumer
