@@ -22,9 +22,22 @@ def declare() -> None:
 
     from agents import ingest
     from app import reload
-    from app.commands import broker, check, eval, llm, produce, run, tables, tables_repartition, tables_state, trace  # noqa: F401
+    from app.commands import (  # noqa: F401
+        broker,
+        check,
+        eval,
+        keys,
+        llm,
+        produce,
+        run,
+        tables,
+        tables_repartition,
+        tables_state,
+        trace,
+        web,
+    )
     from app.settings import config_path
-    from app.web import worker as web
+    from app.web import worker as worker_web
 
     if app.settings.role in ("all", "ingest"):
         ingest.declare(app)
@@ -32,7 +45,7 @@ def declare() -> None:
         from agents import classify
 
         classify.declare(app)
-    web.install(app)
+    worker_web.install(app)
     path = config_path()
     if path is not None:
         app.helpers.append(("settings watch", lambda: reload.watch(app, path)))

@@ -17,6 +17,8 @@ __all__ = [
     "BUDGET_ALERTS",
     "BUDGET_USD",
     "CACHE",
+    "GATEWAY_EVENTS",
+    "GATEWAY_REQUESTS",
     "LAG_RECORDS",
     "LANE_FAILURES",
     "MODEL_BATCH_ITEMS",
@@ -120,7 +122,15 @@ RELOADS = Counter(
     "headrace_reloads", "Changes of headrace.toml: taken, or refused (the settings from before stay).", ["outcome"]
 )
 
+GATEWAY_REQUESTS = Counter("headrace_gateway_requests", "Requests that a gateway answered.", ["method", "status"])
+GATEWAY_EVENTS = Counter(
+    "headrace_gateway_events",
+    "Events that came to a gateway: accepted (Kafka has acked), or the reason why one was refused.",
+    ["outcome"],
+)
+
 ALL = (
+    GATEWAY_REQUESTS, GATEWAY_EVENTS,
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING,
     RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES,

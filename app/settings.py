@@ -18,6 +18,7 @@ from app.settings_base import Condition, Section
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
 from app.settings_tasks import CategorySettings, MarkRule, NoiseRule, SourceSettings, TaskRule, TaskSettings
+from app.settings_web import GatewaySettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ClassifySettings",
     "Condition",
     "DeliverySettings",
+    "GatewaySettings",
     "IngestSettings",
     "IntentRule",
     "KafkaSettings",
@@ -165,6 +167,7 @@ class Settings(BaseSettings):
     budget: BudgetSettings = BudgetSettings()
     classify: ClassifySettings = ClassifySettings()
     web: WebSettings = WebSettings()
+    gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -190,6 +193,8 @@ class Settings(BaseSettings):
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: names must differ, given {', '.join(names)}")
+        if self.gateway.source and self.gateway.source not in [s.name for s in self.sources]:
+            raise ValueError(f"gateway.source {self.gateway.source!r} isn't declared as a source")
         topics = [s.topic for s in self.sources]
         if len(set(topics)) != len(topics):
             raise ValueError(f"sources: each topic may be read by one source, given {', '.join(topics)}")

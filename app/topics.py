@@ -76,6 +76,14 @@ OURS = (
         name="workers", key="worker id", value="where its web port is", written_by="workers", partitions=1,
         config={"cleanup.policy": "compact", "delete.retention.ms": "3600000"},
     ),
+    Topic(
+        name="api-keys", key="key id", value="hash, scopes, when it was made or revoked", written_by="keys", partitions=1,
+        config={"cleanup.policy": "compact"},
+    ),
+    Topic(
+        name="gateway-replies", key="hash of key and Idempotency-Key", value="hash of the body, status and reply",
+        written_by="gateway", partitions=1, config={"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS)},
+    ),
 )  # fmt: skip
 
 

@@ -1,0 +1,55 @@
+"""Settings of the gateway: what it listens on, and what it takes."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from app.settings_base import Section
+
+__all__ = ["GatewaySettings", "Scope"]
+
+Scope = Literal["produce", "read", "review", "admin"]
+"""What an API key may do. admin may do all."""
+
+
+class GatewaySettings(Section):
+    """HTTP and WebSocket: events in, results out (`headrace web`)."""
+
+    host: str = Field("127.0.0.1", description="Loopback. It is plain HTTP: put TLS in front of anything else.")
+    port: int = Field(8080, ge=0, le=65535, description="0: any free one, which the log names.")
+    source: str = Field("", description="The source that events belong to without `?source=`; empty: the first one.")
+    max_body_bytes: int = Field(
+        8 << 20, ge=1024, description="Of a request, unpacked. A list of 1,000 usual events has a tenth of it."
+    )
+    max_items: int = Field(10_000, ge=1, description="Events a request: more would hold up others for a second.")
+    max_header_bytes: int = Field(64 << 10, ge=4096, description="Request line and headers together.")
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="Headers must be there within this time, or the connection is closed."
+    )
+    body_timeout_s: float = Field(30.0, gt=0, description="A body must be there within this time, or 408.")
+    ack_timeout_s: float = Field(
+        10.0, gt=0, le=300, description="Kafka must have acked within this time, or 503 with Retry-After."
+    )
+    max_in_flight_bytes: int = Field(
+        64 << 20, ge=1 << 20, description="Bodies taken and not yet acked, all requests; above it 429 with Retry-After."
+    )
+    rate_per_s: float = Field(
+        0.0, ge=0, description="Events a second a key may send to one gateway, over a minute. 0: any number."
+    )
+    burst_s: float = Field(10.0, ge=1, description="A key that was silent may send this many seconds' worth at once.")
+    max_connections: int = Field(4096, ge=1, description="Connections at once, idle ones included; above it 503.")
+    cors_origins: list[str] = Field(
+        default_factory=list, description="Origins of web pages that may call it; empty: none (CORS is off)."
+    )
+    idempotency_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="How long a reply is kept for a repeated Idempotency-Key. As long as the dedup horizon.",
+    )
+    idempotency_keys: int = Field(
+        10_000, ge=1, description="Replies kept in memory; above it the oldest go. A few kB each at most."
+    )
+    drain_s: float = Field(
+        0.5, ge=0, le=60, description="After SIGTERM /readyz says 503 this long before connections are refused."
+    )
+    close_timeout_s: float = Field(10.0, gt=0, description="Then requests that still run have this long.")

@@ -1,0 +1,119 @@
+"""Serves the gateway: uvicorn, with limits on headers that it lacks, and a drain before it closes."""
+
+import asyncio
+import logging
+import signal
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.core import free_port
+from app.settings import Settings
+from app.web.gateway.api import build
+from app.web.gateway.context import Gateway
+
+__all__ = ["serve"]
+
+log = logging.getLogger("headrace.web")
+
+WEBSOCKET_MESSAGE_BYTES = 64 << 10
+"""Clients send filters and nothing else."""
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+class Protocol(HttpToolsProtocol):
+    """Headers must come whole within a time, and stay within a size: uvicorn bounds neither (0.54)."""
+
+    max_header_bytes = 64 << 10
+    header_timeout_s = 10.0
+    _header_bytes = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._headers_there()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is None:
+            self._await_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._timer is not None:  # between a request's first byte and the end of its headers
+            self._header_bytes += len(data)
+            if self._header_bytes > self.max_header_bytes + len(data):
+                self.transport.write(TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if sum(len(n) + len(v) for n, v in self.headers) > self.max_header_bytes and not self.transport.is_closing():
+            self.transport.write(TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._headers_there()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._header_bytes = 0
+        self._timer = self.loop.call_later(self.header_timeout_s, self.transport.close)
+
+    def _headers_there(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Server(uvicorn.Server):
+    """SIGTERM: first /readyz says no, so that a balancer looks elsewhere; then uvicorn's own shutdown."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_s: float) -> None:
+        super().__init__(config)
+        self._gateway, self._drain_s = gateway, drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._gateway.draining:
+            self.should_exit = self.force_exit = sig == signal.SIGINT or self.force_exit
+            return
+        self._gateway.draining = True
+        log.info("gateway: stopping")
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, self._exit)
+
+    def _exit(self) -> None:
+        self.should_exit = True
+
+    async def serve(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+
+async def serve(settings: Settings, port: int | None) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Args:
+        settings: the tree.
+        port: instead of gateway.port.
+    """
+    limits = settings.gateway
+    app = build(settings)
+    wanted = limits.port if port is None else port
+    chosen = free_port(limits.host, 0) if wanted == 0 else wanted
+    Protocol.max_header_bytes, Protocol.header_timeout_s = limits.max_header_bytes, limits.header_timeout_s
+    config = uvicorn.Config(
+        app, host=limits.host, port=chosen, http=Protocol, ws="websockets-sansio", lifespan="on", log_config=None,
+        access_log=False, server_header=False, proxy_headers=False, limit_concurrency=limits.max_connections,
+        timeout_graceful_shutdown=max(1, int(limits.close_timeout_s)), ws_max_size=WEBSOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+    )  # fmt: skip
+    log.info("gateway: http://%s:%d", limits.host, chosen)
+    await Server(config, app.state.gateway, limits.drain_s).serve()

@@ -1,0 +1,79 @@
+"""API keys: random, stored as SHA-256 in the compacted topic `api-keys`, which every gateway follows.
+
+A token is `hr_ID_SECRET`. The secret has 256 random bits, so a plain hash is enough: there is nothing to guess. A key
+that is revoked stays in the topic with the time of it, and every gateway refuses it as soon as it reads that record.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from typing import get_args
+
+import msgspec
+from aiokafka.structs import ConsumerRecord
+
+from app.settings_web import Scope
+
+__all__ = ["SCOPES", "ApiKey", "KeyRing", "encode_key", "new_key"]
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+_TOKEN = re.compile(r"hr_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
+
+
+class ApiKey(msgspec.Struct, kw_only=True, frozen=True):
+    """What is stored of a key."""
+
+    id: str
+    sha256: str
+    """Of the whole token, hex."""
+    scopes: list[Scope]
+    name: str = ""
+    """For people: who uses it."""
+    created_ms: int
+    revoked_ms: int = 0
+
+    def allows(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+encode_key = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ApiKey).decode
+
+
+def new_key(scopes: Iterable[Scope], name: str, now_ms: int) -> tuple[str, ApiKey]:
+    """The token, which is shown once and stored nowhere, and what is stored of it."""
+    key_id = secrets.token_hex(6)
+    token = f"hr_{key_id}_{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return token, ApiKey(id=key_id, sha256=digest, scopes=list(scopes), name=name, created_ms=now_ms)
+
+
+class KeyRing:
+    """All keys of the deployment, as the topic tells them."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, ApiKey] = {}
+
+    def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        """Takes a record of the topic. One that can't be read takes its key away: nobody gets in by damage."""
+        key_id = (record.key or b"").decode("utf-8", "replace")
+        try:
+            key = _decode(record.value) if record.value else None
+        except msgspec.MsgspecError:
+            key = None
+        if key is None or key.id != key_id:
+            self.keys.pop(key_id, None)
+        else:
+            self.keys[key_id] = key
+
+    def find(self, token: str) -> ApiKey | None:
+        """The key that a token is of, unless it is unknown or revoked."""
+        match = _TOKEN.fullmatch(token)
+        key = self.keys.get(match[1]) if match else None
+        if key is None or key.revoked_ms:
+            return None
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        return key if hmac.compare_digest(digest, key.sha256) else None
