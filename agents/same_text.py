@@ -1,6 +1,7 @@
 """Equal texts: answered once. What was answered before is in State; what is being asked is waited for."""
 
 import hashlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -60,11 +61,18 @@ class SameText:
             prompt_version=question.version,
         )  # fmt: skip
 
-    def remember(self, out: Outbox, key: bytes, open_key: bytes, answer: Answer, asked_model: str) -> None:
-        """Puts an answer into the cache."""
-        if self.settings.cache_age_s:
+    def remembering(
+        self, digest: bytes, open_key: bytes, answer: Answer, asked_model: str
+    ) -> Callable[[Outbox], None] | None:
+        """What puts an answer into the cache, with the transaction of its result."""
+        if not self.settings.cache_age_s:
+            return None
+
+        def remember(out: Outbox) -> None:
             row = Cached(out.now_ms, answer.category, answer.provider, asked_model, answer.model)
-            out.put_packed(CACHE, out.now_ms, int.from_bytes(open_key, "big"), [(key, _pack(row))])
+            out.put_packed(CACHE, out.now_ms, int.from_bytes(open_key, "big"), [(digest, _pack(row))])
+
+        return remember
 
     def join(self, question: Question, open_: Open) -> bool:
         """True: another item of the same text is asked, and this one gets its answer. Else it is to be asked."""

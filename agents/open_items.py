@@ -1,0 +1,187 @@
+"""Open items of this worker's partitions: taken up from State, and closed with their outcome in one transaction."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from agents.answers import model_result, review_of
+from agents.pools import Open
+from app.delivery.lane import Lane
+from app.delivery.outbox import Outbox
+from app.delivery.state import View
+from app.settings import Settings
+from models.events import Answer
+from models.results import Tier
+from tables.open_work import ANSWERED, OPEN, Answered, OpenItem
+
+__all__ = ["OpenItems", "now_ms"]
+
+_json = msgspec.json.Encoder().encode
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return int(time.time() * 1000)
+
+
+class OpenItems:
+    """What State holds as open, in memory.
+
+    Args:
+        settings: topics and tasks.
+        opened: told of each item that is taken up.
+        gone: told of each that isn't ours any more, or has its outcome by age.
+    """
+
+    def __init__(self, settings: Settings, opened: Callable[[Open], None], gone: Callable[[Open], None]) -> None:
+        self._results, self._reviews = settings.topic("ai-results"), settings.topic("manual-review")
+        self._opened, self._gone = opened, gone
+        self.use(settings)
+        self._known: dict[Lane, dict[bytes, Open]] = {}
+        self._highest: dict[Lane, bytes] = {}
+        self._closing: dict[Lane, set[bytes]] = {}
+        """Answered items whose transaction isn't known to be committed: not asked again."""
+
+    def use(self, settings: Settings) -> None:
+        """Takes other tasks."""
+        self._categories = {task.name: [category.id for category in task.categories] for task in settings.tasks}
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    def count(self, lane: Lane) -> int:
+        return len(self._known.get(lane, ()))
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self._known.values()))
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest was opened, ms since the epoch."""
+        oldest = [open_.item.opened_ms for known in self._known.values() for open_ in list(known.values())[:1]]
+        return min(oldest, default=None)
+
+    def of_event(self, lane: Lane, event_id: str) -> Iterator[tuple[bytes, OpenItem]]:
+        """Those of one event, by key."""
+        for key, open_ in self._known.get(lane, {}).items():
+            if open_.item.request.event_id == event_id:
+                yield key, open_.item
+
+    # -- the lane --------------------------------------------------------------------------------------------------
+
+    def ready(self, lane: Lane) -> None:
+        """Takes up what isn't known yet."""
+        self._known.setdefault(lane, {})
+        self._highest[lane] = b""
+        self._take_up(lane)
+
+    def committed(self, lane: Lane) -> bool:
+        """Takes up what was stored and forgets what was closed; returns whether there is room again."""
+        known = self._known.get(lane)
+        if known is None:
+            return False
+        self._take_up(lane)
+        closing = list(self._closing.pop(lane, ()))
+        for key, raw in zip(closing, lane.view.get_raw(OPEN, closing) if closing else (), strict=True):
+            if raw is None:
+                known.pop(key, None)
+            else:
+                self._closing.setdefault(lane, set()).add(key)
+        return bool(closing)
+
+    def _take_up(self, lane: Lane) -> None:
+        known, start = self._known[lane], self._highest[lane]
+        for key, item in lane.view.scan(OPEN, start):
+            self._highest[lane] = key + b"\x00"
+            if key not in known:
+                known[key] = Open(lane, key, item)
+                self._opened(known[key])
+
+    def closed(self, lane: Lane) -> None:
+        """Answers that still come for this lane are not written: its next owner asks again."""
+        items = list(self._known.pop(lane, {}).values())
+        for open_ in items:
+            open_.done = True
+        for open_ in items:
+            self._gone(open_)
+        self._highest.pop(lane, None)
+        self._closing.pop(lane, None)
+
+    def dropped(self, open_: Open) -> None:
+        """Its lane begins again and will find the item in State."""
+        if (known := self._known.get(open_.lane)) is not None:
+            known.pop(open_.key, None)
+        self._let_go(open_)
+
+    def _let_go(self, open_: Open) -> None:
+        open_.done = True
+        self._gone(open_)
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def keep(self, open_: Open) -> None:
+        """Writes the item as it is now, unless it is gone."""
+        item = msgspec.structs.replace(open_.item)
+
+        def write(view: View, out: Outbox) -> None:
+            if view.get_raw(OPEN, [open_.key])[0] is not None:
+                out.put(OPEN, open_.key, item)
+
+        open_.lane.post(write)
+
+    def finish(
+        self, open_: Open, answer: Answer, tier: Tier, why: str, remember: Callable[[Outbox], None] | None = None
+    ) -> None:
+        """Writes the result; `remember` adds what else belongs to its transaction."""
+        item = open_.item
+
+        def write(out: Outbox) -> tuple[str, str, str]:
+            done = model_result(item, answer, tier, why, out.now_ms)
+            out.send(self._results, done.event_id.encode(), _json(done))
+            out.count(done.tier, done.task)
+            out.latencies.setdefault(done.tier, []).append(done.latency_ms / 1000)
+            if remember is not None:
+                remember(out)
+            return done.tier, done.category, done.why
+
+        self._close(open_, write)
+
+    def review(self, open_: Open, cause: str, attempts: int) -> None:
+        """A person decides."""
+        categories = self._categories.get(open_.item.request.task, [])
+
+        def write(out: Outbox) -> tuple[str, str, str]:
+            done = review_of(open_.item, categories, cause, attempts, out.now_ms)
+            out.send(self._reviews, done.event_id.encode(), _json(done))
+            out.count("review", done.task)
+            return "review", "", done.cause
+
+        self._close(open_, write)
+
+    def review_old(self, lane: Lane, limit_ms: int) -> None:
+        """Those that were opened before. Items are known in the order of their offsets, so the oldest come first."""
+        for open_ in list(self._known.get(lane, {}).values()):
+            if open_.item.opened_ms > limit_ms:
+                return
+            if not (open_.done or open_.running):
+                self.review(open_, "too-old", 0)
+                self._let_go(open_)
+
+    def _close(self, open_: Open, write: Callable[[Outbox], tuple[str, str, str]]) -> None:
+        """Writes the outcome and removes the item, in one transaction of its lane."""
+        if open_.done:
+            return
+        open_.done = True
+
+        def work(view: View, out: Outbox) -> None:
+            if view.get_raw(OPEN, [open_.key])[0] is None:
+                return  # written by a transaction whose outcome was unknown
+            tier, category, why = write(out)
+            out.delete(OPEN, open_.key)
+            row = (open_.item.request.event_id.encode(), _pack(Answered(out.now_ms, tier, category, why)))
+            out.put_packed(ANSWERED, out.now_ms, int.from_bytes(open_.key, "big"), [row])
+
+        self._closing.setdefault(open_.lane, set()).add(open_.key)
+        open_.lane.post(work)
