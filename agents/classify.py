@@ -40,7 +40,7 @@ class Classify:
         self.items = OpenItems(
             settings, opened=lambda open_: self.tiers.enqueue(open_), gone=lambda open_: self.tiers.let_go(open_)
         )
-        self.tiers = Tiers(settings, self.items, purse)
+        self.tiers = Tiers(settings, self.items, app.ledger, purse)
 
     def decide(self, batch: Batch) -> None:
         """Stores each request as open work."""

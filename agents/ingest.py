@@ -166,6 +166,7 @@ class Ingest:
             result = rule_result(record, event, route, out.now_ms)
             out.send(self.results, key, _json(result), trace_headers(event))
             out.latencies.setdefault("rule", []).append(result.latency_ms / 1000)
+            out.decide(route.task, "rule", event.text)
             return "rule", route.rule
         if type(route) is NeedsModel:
             self._asked.append((record, event, route, source))

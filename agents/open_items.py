@@ -141,6 +141,7 @@ class OpenItems:
             done = model_result(item, answer, tier, why, out.now_ms)
             out.send(self._results, done.event_id.encode(), _json(done))
             out.count(done.tier, done.task)
+            out.decide(done.task, done.tier, item.request.text)
             out.latencies.setdefault(done.tier, []).append(done.latency_ms / 1000)
             if remember is not None:
                 remember(out)
@@ -156,6 +157,7 @@ class OpenItems:
             done = review_of(open_.item, categories, cause, attempts, out.now_ms)
             out.send(self._reviews, done.event_id.encode(), _json(done))
             out.count("review", done.task)
+            out.decide(done.task, "review", done.text)
             return "review", "", done.cause
 
         self._close(open_, write)

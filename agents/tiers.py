@@ -18,6 +18,7 @@ from agents.same_text import SameText
 from app import metrics
 from app.inference.batcher import LightBatcher
 from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, Unanswerable
+from app.llm.ledger import Ledger
 from app.llm.purse import Purse
 from app.settings import Settings
 from models.events import Answer
@@ -37,11 +38,12 @@ class Tiers:
     Args:
         settings: tasks, tiers, providers.
         items: closes and keeps items.
+        ledger: counts what calls use.
         purse: what calls may cost; None: no limit.
     """
 
-    def __init__(self, settings: Settings, items: OpenItems, purse: Purse | None = None) -> None:
-        self.settings, self._items, self._purse = settings, items, purse
+    def __init__(self, settings: Settings, items: OpenItems, ledger: Ledger, purse: Purse | None = None) -> None:
+        self.settings, self._items, self._ledger, self._purse = settings, items, ledger, purse
         self.tasks = {task.name: task for task in settings.tasks}
         self.same = SameText(settings.classify)
         self._held = Held()
@@ -58,8 +60,11 @@ class Tiers:
         Raises:
             SettingsError: a provider's key, headers or CA can't be used.
         """
-        self._client = self._client or DeepClassifier(self.settings, recovered=self._recovered, purse=self._purse)
+        self._client = self._client or self._client_for(self.settings)
         return self._client
+
+    def _client_for(self, settings: Settings) -> DeepClassifier:
+        return DeepClassifier(settings, recovered=self._recovered, purse=self._purse, ledger=self._ledger)
 
     def _pool(
         self, name: str, size: int, work: Callable[[Open], Coroutine[Any, Any, None]], **ready: Callable[[], bool]
@@ -77,6 +82,7 @@ class Tiers:
             self.enqueue(open_)
         for pool in self._pools:
             pool.fill()
+        self._ledger.turn()
 
     def let_go(self, open_: Open) -> None:
         """It isn't asked any more; those that wait for the call of the same text ask for themselves."""
@@ -100,7 +106,7 @@ class Tiers:
         Raises:
             SettingsError: a provider's key, headers or CA can't be used. Nothing has changed.
         """
-        client = DeepClassifier(settings, recovered=self._recovered, purse=self._purse)
+        client = self._client_for(settings)
 
         def switch() -> None:
             old, self._client, self.settings = self._client, client, settings

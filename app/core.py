@@ -27,6 +27,7 @@ from app.delivery.state import BatchSchema, State
 from app.errors import BrokerError, SettingsError, StateError
 from app.folder_lock import FolderInUse, lock_folder
 from app.kafka import ssl_context
+from app.llm.ledger import Ledger
 from app.settings import Settings, load
 
 __all__ = ["App", "add_stage", "app", "settings"]
@@ -54,6 +55,8 @@ class App(faust.App):
     """Called when the worker stops, after its lanes are closed."""
     reloadable: list[Callable[[Settings], Callable[[], None]]]
     """What can take other settings while it runs: prepares for them, or refuses; the returned function switches over."""
+    ledger: Ledger
+    """Counts what model calls use, and what they save."""
     _lock_file: IO[str] | None = None
 
     async def on_first_start(self) -> None:
@@ -194,7 +197,9 @@ def build(settings: Settings) -> App:
         logging_config=logging_config(settings),
     )
     built.settings, built.delivery, built.helpers, built.closers = settings, delivery, [], []
-    built.reloadable = []
+    built.ledger = Ledger(settings)
+    delivery.decided = built.ledger.decided
+    built.reloadable = [built.ledger.prepare]
     delivery.attach(built)
     delivery.raw_topics.update(topic.name for topic in topics.topics(settings) if topic.raw)
     return built

@@ -11,6 +11,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 __all__ = [
     "ALL",
+    "ALL_DEEP_COST_USD",
+    "ALL_DEEP_TOKENS",
     "APPEND_TO_RESULT_SECONDS",
     "BATCH_RECORDS",
     "BREAKER_OPEN",
@@ -19,10 +21,14 @@ __all__ = [
     "CACHE",
     "GATEWAY_EVENTS",
     "GATEWAY_REQUESTS",
+    "DAY_COST_USD",
+    "DAY_TOKENS",
     "LAG_RECORDS",
     "LANE_FAILURES",
     "MODEL_BATCH_ITEMS",
     "MODEL_CALLS",
+    "MODEL_CALL_COST_USD",
+    "MODEL_CALL_TOKENS",
     "MODEL_COST_USD",
     "MODEL_SECONDS",
     "MODEL_TOKENS",
@@ -38,9 +44,13 @@ __all__ = [
     "RELOADS",
     "RESTORED_ROWS",
     "RESTORE_REMAINING",
+    "RESULTS",
+    "SAVED_TOKENS",
+    "SAVED_USD",
     "STANDBY_LAG",
     "STANDBY_ROWS",
     "STATE_BYTES",
+    "TIER_SHARE",
     "TRANSACTION_SECONDS",
     "observe_many",
 ]
@@ -94,6 +104,19 @@ MODEL_TOKENS = Counter(
     "headrace_model_tokens", "Tokens as the server reports them.", ["provider", "model", "task", "kind"]
 )
 MODEL_COST_USD = Counter("headrace_model_cost_usd", "What those tokens cost.", ["provider", "model", "task"])
+MODEL_CALL_TOKENS = Histogram(
+    "headrace_model_call_tokens", "Tokens of an answered call, prompt and completion.", ["provider", "task"],
+    buckets=(50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000),
+)  # fmt: skip
+MODEL_CALL_COST_USD = Histogram(
+    "headrace_model_call_cost_usd", "What an answered call cost.", ["provider", "task"],
+    buckets=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1),
+)  # fmt: skip
+DAY_TOKENS = Gauge(
+    "headrace_day_tokens", "Tokens since the day began (budget.timezone) or this worker started.",
+    ["provider", "task", "kind"],
+)  # fmt: skip
+DAY_COST_USD = Gauge("headrace_day_cost_usd", "What those tokens cost.", ["provider", "task"])
 MODEL_SECONDS = Histogram("headrace_model_seconds", "Time of a model call.", ["provider", "model"], buckets=WIDE)
 MODEL_BATCH_ITEMS = Histogram(
     "headrace_model_batch_items", "Events in a model call.", ["provider"], buckets=(1, 2, 5, 10, 15, 20, 50, 100)
@@ -110,6 +133,19 @@ CACHE = Counter(
     "Events for the deep tier: hit (answered before), joined (waits for the same text's call), miss (asked).",
     ["task", "outcome"],
 )
+
+RESULTS = Counter(
+    "headrace_results", "Outcomes of events that a task took: rule, light, deep, review.", ["task", "tier"]
+)
+TIER_SHARE = Gauge("headrace_tier_share", "Share of a tier in this worker's outcomes since its start.", ["tier"])
+ALL_DEEP_TOKENS = Counter(
+    "headrace_all_deep_tokens",
+    "Estimate: tokens of the same events with each asked alone of the first provider.",
+    ["task"],
+)
+ALL_DEEP_COST_USD = Counter("headrace_all_deep_cost_usd", "What those tokens would cost there.", ["task"])
+SAVED_TOKENS = Gauge("headrace_saved_tokens", "That estimate less what was used, since this worker's start.", ["task"])
+SAVED_USD = Gauge("headrace_saved_usd", "The same in US dollars.", ["task"])
 
 BUDGET_USD = Gauge(
     "headrace_budget_usd",
@@ -134,6 +170,8 @@ ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING,
     RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES,
+    MODEL_CALL_TOKENS, MODEL_CALL_COST_USD, DAY_TOKENS, DAY_COST_USD, RESULTS, TIER_SHARE, ALL_DEEP_TOKENS,
+    ALL_DEEP_COST_USD, SAVED_TOKENS, SAVED_USD,
     RELOADS, BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
     MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,
 )  # fmt: skip

@@ -31,10 +31,14 @@ def size_of(row: Row) -> int:
     return size
 
 
+LONG_TEXT_CHARS = 2000
+"""More of a text isn't counted: about what a prompt would show of it."""
+
+
 class Outbox:
     """Collects the outputs and State changes of one batch. They take effect together, or not at all."""
 
-    __slots__ = ("changelog", "counts", "large", "latencies", "local", "now_ms", "sends")
+    __slots__ = ("changelog", "counts", "decided", "large", "latencies", "local", "now_ms", "sends")
 
     def __init__(self, now_ms: int | None = None) -> None:
         self.now_ms = int(time.time() * 1000) if now_ms is None else now_ms
@@ -50,11 +54,21 @@ class Outbox:
         """(outcome, detail) -> how many events; becomes metrics when the batch takes effect."""
         self.latencies: dict[str, list[float]] = {}
         """Seconds from the raw record's append to the result, by tier; likewise."""
+        self.decided: dict[tuple[str, str], list[int]] = {}
+        """(task, tier) -> how many events have their outcome, and the characters of their texts; likewise."""
 
     def count(self, outcome: str, detail: str = "", n: int = 1) -> None:
         """Notes what became of an event."""
         key = (outcome, detail)
         self.counts[key] = self.counts.get(key, 0) + n
+
+    def decide(self, task: str, tier: str, text: str) -> None:
+        """Notes that an event has its outcome."""
+        tally = self.decided.get((task, tier))
+        if tally is None:
+            tally = self.decided[task, tier] = [0, 0]
+        tally[0] += 1
+        tally[1] += min(len(text), LONG_TEXT_CHARS)
 
     def send(
         self,
@@ -129,6 +143,10 @@ class Outbox:
             self.latencies.setdefault(tier, []).extend(seconds)
         for key, n in other.counts.items():
             self.count(*key, n)
+        for key, (events, chars) in other.decided.items():
+            tally = self.decided.setdefault(key, [0, 0])
+            tally[0] += events
+            tally[1] += chars
 
     @property
     def size_bytes(self) -> int:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError
@@ -62,6 +62,8 @@ class Delivery:
         self._partitioners: dict[str, Partitioner] = {}
         self.raw_topics: set[str] = set()
         self.dead_letter = settings.topic("dead-letter")
+        self.decided: Callable[[str, str, int, int], None] = lambda task, tier, events, chars: None
+        """Told of events that have their outcome, once that is committed: task, tier, how many, characters."""
         self.restore: Restore | None = None
         """Set by Faust's table manager when it starts."""
         self._consumer: Any = None

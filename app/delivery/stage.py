@@ -123,6 +123,8 @@ class Stage:
             metrics.OUTCOMES.labels(self.name, outcome, detail).inc(n)
         for tier, seconds in transaction.out.latencies.items():
             metrics.observe_many(metrics.APPEND_TO_RESULT_SECONDS.labels(tier), seconds)
+        for (task, tier), (events, chars) in transaction.out.decided.items():
+            self.delivery.decided(task, tier, events, chars)
         for (topic, _), rows in transaction.out.sends.items():
             metrics.RECORDS_OUT.labels(self.name, topic).inc(len(rows))
         self.logic.committed(lane)

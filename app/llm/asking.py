@@ -109,7 +109,7 @@ async def _ask(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]
     """One prompt; settles the valid answers, returns the other items and why they have none."""
     task = prompts.task
     prompt = prompts.build([item.text for item in items], masked=provider.masks)
-    completion = await provider.complete(prompt, task.name, len(items))
+    completion = await provider.complete(prompt, task.name)
     ids = [category.id for category in task.categories]
     answers = parse_answers(completion.text, len(items), ids, completion.finish_reason)
     _share(items, completion, provider.price.cost(completion.prompt_tokens, completion.completion_tokens))

@@ -18,6 +18,7 @@ from typing import Any
 
 from app.llm.asking import Item, ask_provider
 from app.llm.client import ChatClient
+from app.llm.ledger import Ledger
 from app.llm.outcomes import NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.prompts import PromptBuilder
 from app.llm.provider import Provider
@@ -45,6 +46,7 @@ class DeepClassifier:
         rng: jitter.
         recovered: called when a provider answers again after it was left alone.
         purse: what calls may cost; None: no limit.
+        ledger: told of each call that was answered.
 
     Raises:
         SettingsError: a provider's key, headers or CA can't be used.
@@ -60,6 +62,7 @@ class DeepClassifier:
         rng: random.Random | None = None,
         recovered: Callable[[], None] = lambda: None,
         purse: Purse | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self._llm = settings.llm
         self._prompts = {
@@ -71,7 +74,7 @@ class DeepClassifier:
             Provider(
                 each, settings.llm, client=None if number else client, clock=clock, sleep=sleep, rng=rng,
                 recovered=recovered,
-                purse=purse,
+                purse=purse, ledger=ledger,
             )
             for number, each in enumerate(settings.llm.chain())
         )  # fmt: skip

@@ -19,7 +19,7 @@ class Price:
     prompt_usd: float
     completion_usd: float
 
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
         """Of a call, in US dollars."""
         return (prompt_tokens * self.prompt_usd + completion_tokens * self.completion_usd) / 1e6
 

@@ -47,6 +47,17 @@ class Prompt:
     schema: Mapping[str, Any]
     version: str
     max_tokens: int
+    items: int
+
+    @property
+    def system_chars(self) -> int:
+        """Of what is the same for every batch."""
+        return len(self.messages[0]["content"])
+
+    @property
+    def user_chars(self) -> int:
+        """Of what is this batch's own."""
+        return len(self.messages[1]["content"])
 
     @property
     def most_tokens(self) -> int:
@@ -108,6 +119,7 @@ def build(task: TaskSettings, texts: Sequence[str], max_item_chars: int) -> Prom
         messages=({"role": "system", "content": _system(task)}, {"role": "user", "content": request}),
         schema=schema,
         version=version_of(task),
+        items=len(texts),
         # A label of another script costs up to a token a byte.
         max_tokens=ANSWER_TOKENS + len(texts) * (ITEM_TOKENS + max(len(i.encode()) for i in ids)),
     )

@@ -16,6 +16,7 @@ from app.errors import ModelError, ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
 from app.llm.breaker import Breaker, Permit
 from app.llm.client import ChatClient
+from app.llm.ledger import Ledger
 from app.llm.loopback import is_loopback_url
 from app.llm.prices import price_of
 from app.llm.prompts import Prompt
@@ -51,6 +52,7 @@ class Provider:
         rng: jitter.
         recovered: called when it answers again after its breaker was open.
         purse: what calls may cost; None: no limit.
+        ledger: told of each call that was answered.
 
     Raises:
         SettingsError: its key, headers or CA can't be used.
@@ -67,6 +69,7 @@ class Provider:
         rng: random.Random | None = None,
         recovered: Callable[[], None] = lambda: None,
         purse: Purse | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.settings, self._llm = settings, llm
         self.name, self.model = settings.name, settings.model
@@ -78,7 +81,7 @@ class Provider:
         self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s)
         self._clock, self._sleep = clock, sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        self._recovered, self._purse = recovered, purse
+        self._recovered, self._purse, self._ledger = recovered, purse, ledger
         self._breaker = Breaker(llm.breaker, clock, self._closed)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._rest_until = 0.0
@@ -137,7 +140,7 @@ class Provider:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    async def complete(self, prompt: Prompt, task: str, items: int) -> Completion:
+    async def complete(self, prompt: Prompt, task: str) -> Completion:
         """One call, and at most llm.max_retries more when the provider fails.
 
         Raises:
@@ -158,7 +161,7 @@ class Provider:
                     raise
                 await self._sleep(self._llm.retry_backoff_s * 2**attempt * self._rng.uniform(0.5, 1.0))
             else:
-                self._count(completion, task, items)
+                self._count(completion, task, prompt)
                 return completion
         raise AssertionError("the last attempt returns or raises")
 
@@ -251,11 +254,12 @@ class Provider:
         metrics.BREAKER_OPEN.labels(self.name).set(0)
         self._recovered()
 
-    def _count(self, completion: Completion, task: str, items: int) -> None:
+    def _count(self, completion: Completion, task: str, prompt: Prompt) -> None:
         labels = (self.name, self.model, task)
         metrics.MODEL_TOKENS.labels(*labels, "prompt").inc(completion.prompt_tokens)
         metrics.MODEL_TOKENS.labels(*labels, "completion").inc(completion.completion_tokens)
-        metrics.MODEL_COST_USD.labels(*labels).inc(
-            self.price.cost(completion.prompt_tokens, completion.completion_tokens)
-        )
-        metrics.MODEL_BATCH_ITEMS.labels(self.name).observe(items)
+        cost_usd = self.price.cost(completion.prompt_tokens, completion.completion_tokens)
+        metrics.MODEL_COST_USD.labels(*labels).inc(cost_usd)
+        metrics.MODEL_BATCH_ITEMS.labels(self.name).observe(prompt.items)
+        if self._ledger is not None:
+            self._ledger.spent(self.name, task, prompt, completion, cost_usd)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -92,6 +93,11 @@ async def test_each_event_gets_its_own_answer_in_batches(fleet: Fleet) -> None:
         assert all(r["model"] == "stub" and r["prompt_version"] and r["tokens"]["prompt"] for r in found.values())
         assert max(len(call.items) for call in server.calls) <= 20
         assert len(server.calls) < 40  # far fewer calls than events
+        page = await asyncio.to_thread(httpx.get, f"{worker.url}/metrics")
+        assert 'headrace_results_total{task="shop",tier="deep"} 100.0' in page.text
+        saved = re.search(r'^headrace_saved_tokens{task="shop"} (\S+)$', page.text, re.MULTILINE)
+        assert saved
+        assert float(saved[1]) > server.tokens  # batches take less than half
         traced = await cli(worker, "trace", "m7")
         assert "decided" in traced.stdout or "asked a model" in traced.stdout, traced.stderr
         assert "ai-results partition" in traced.stdout
