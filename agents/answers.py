@@ -15,6 +15,7 @@ def model_result(item: OpenItem, answer: Answer, tier: Tier, why: str, now_ms: i
         event_type=request.event_type,
         task=request.task,
         category=answer.category,
+        fields=answer.fields,
         confidence=round(answer.confidence, 4),
         tier=tier,
         why=why,
@@ -32,8 +33,10 @@ def model_result(item: OpenItem, answer: Answer, tier: Tier, why: str, now_ms: i
     )
 
 
-def why_deep(item: OpenItem) -> str:
+def why_deep(item: OpenItem, extracts: bool) -> str:
     """Why the deep model was asked."""
+    if extracts:
+        return "the task extracts fields"
     if item.request.hint:
         return f"rule {item.request.hint} asked for it"
     if item.light_done:

@@ -11,6 +11,7 @@ from agents.pools import Open
 from app.delivery.outbox import Outbox
 from app.delivery.state import View
 from app.llm.deep import Chain
+from app.llm.prompts import PromptBuilder
 from app.logic.requests import normalised
 from app.settings import ClassifySettings
 from models.events import Answer, ModelRequest
@@ -25,14 +26,16 @@ class Question(NamedTuple):
     """A text, asked of some providers."""
 
     digest: bytes
+    """Of the text and all words of the prompt."""
     version: str
+    """The prompt's name, for results."""
     chain: Chain
 
 
 class SameText:
-    """The cache and the calls under way, by text, task, prompt version and who may be asked.
+    """The cache and the calls under way, by text, task, prompt and who may be asked.
 
-    The prompt version covers the categories. Equal texts of a task are in one partition, and so in one State.
+    The prompt covers categories, examples and fields. Equal texts of a task are in one partition, and so in one State.
     """
 
     def __init__(self, settings: ClassifySettings) -> None:
@@ -42,10 +45,11 @@ class SameText:
         self._questions: dict[Open, Question] = {}
 
     @staticmethod
-    def question(request: ModelRequest, version: str, chain: Chain) -> Question:
-        """What is asked, so that equal questions are equal."""
-        text = f"{request.task}\0{version}\0{normalised(request.text)}"
-        return Question(hashlib.blake2b(text.encode(), digest_size=16).digest(), version, chain)
+    def question(request: ModelRequest, prompts: PromptBuilder, chain: Chain) -> Question:
+        """What is asked, so that equal questions are equal. Fields are extracted from the very text, case and all."""
+        said = request.text if prompts.task.extract else normalised(request.text)
+        text = f"{request.task}\0{prompts.digest}\0{said}"
+        return Question(hashlib.blake2b(text.encode(), digest_size=16).digest(), prompts.version, chain)
 
     def known(self, view: View, question: Question, now_ms: int) -> Answer | None:
         """An answer that still stands: young enough, and by a model that would be asked about this event too."""
@@ -57,7 +61,7 @@ class SameText:
         if not any(p.name == found.provider and p.model == found.asked_model for p in question.chain):
             return None
         return Answer(
-            category=found.category, confidence=1.0, provider=found.provider, model=found.model,
+            category=found.category, fields=found.fields, confidence=1.0, provider=found.provider, model=found.model,
             prompt_version=question.version,
         )  # fmt: skip
 
@@ -69,7 +73,7 @@ class SameText:
             return None
 
         def remember(out: Outbox) -> None:
-            row = Cached(out.now_ms, answer.category, answer.provider, asked_model, answer.model)
+            row = Cached(out.now_ms, answer.category, answer.provider, asked_model, answer.model, answer.fields)
             out.put_packed(CACHE, out.now_ms, int.from_bytes(open_key, "big"), [(digest, _pack(row))])
 
         return remember

@@ -19,6 +19,7 @@ from app import metrics
 from app.inference.batcher import LightBatcher
 from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.ledger import Ledger
+from app.llm.prompts import refuse_renamed
 from app.llm.purse import Purse
 from app.settings import Settings
 from models.events import Answer
@@ -104,8 +105,10 @@ class Tiers:
         """Gets ready for other tasks, prompts or providers.
 
         Raises:
-            SettingsError: a provider's key, headers or CA can't be used. Nothing has changed.
+            SettingsError: a provider's key, headers or CA can't be used, or a prompt changed under its name. Nothing has
+                changed.
         """
+        refuse_renamed(self.settings, settings)
         client = self._client_for(settings)
 
         def switch() -> None:
@@ -134,10 +137,14 @@ class Tiers:
             self._items.review(open_, "task-removed", 0)
         elif item.due_ms > now_ms():
             self._held.put(open_)
-        elif item.light_done or item.request.skip_light or not self.settings.light.enabled:
+        elif item.light_done or item.request.skip_light or not self._has_light(item.request.task):
             self._to_deep(open_)
         else:
             self._light.put(open_)
+
+    def _has_light(self, task: str) -> bool:
+        """The light model finds no fields, so it isn't asked about tasks that extract some."""
+        return self.settings.light.enabled and not self.tasks[task].extract
 
     def _to_deep(self, open_: Open) -> None:
         """From the cache; or with the call of the same text; or to the providers that may see it."""
@@ -145,7 +152,7 @@ class Tiers:
             return
         request = open_.item.request
         chain = self.client.chain(request)
-        question = self.same.question(request, self.client.version(request.task), chain)
+        question = self.same.question(request, self.client.prompts(request.task), chain)
         answer = self.same.known(open_.lane.view, question, now_ms())
         if answer is not None:
             metrics.CACHE.labels(request.task, "hit").inc()
@@ -227,8 +234,9 @@ class Tiers:
         digest = self.same.digest_of(open_)
         followers = self.same.leave(open_)
         asked = next((p.model for p in client.providers if p.name == answer.provider), "")
+        extracts = answer.fields is not None
         remember = None if digest is None else self.same.remembering(digest, open_.key, answer, asked)
-        self._items.finish(open_, answer, "deep", why_deep(open_.item), remember)
+        self._items.finish(open_, answer, "deep", why_deep(open_.item, extracts), remember)
         shared = msgspec.structs.replace(answer, prompt_tokens=0, completion_tokens=0, cost_usd=0.0)
         for follower in followers:
             self._items.finish(follower, shared, "deep", f"the same text as event {open_.item.request.event_id}")

@@ -21,6 +21,8 @@ __all__ = [
     "CACHE",
     "GATEWAY_EVENTS",
     "GATEWAY_REQUESTS",
+    "CUT_CHARS",
+    "CUT_TEXTS",
     "DAY_COST_USD",
     "DAY_TOKENS",
     "LAG_RECORDS",
@@ -112,6 +114,8 @@ MODEL_CALL_COST_USD = Histogram(
     "headrace_model_call_cost_usd", "What an answered call cost.", ["provider", "task"],
     buckets=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1),
 )  # fmt: skip
+CUT_TEXTS = Counter("headrace_cut_texts", "Texts that a call showed only the begin of (llm.max_item_tokens).", ["task"])
+CUT_CHARS = Counter("headrace_cut_chars", "Characters that were left out of them.", ["task"])
 DAY_TOKENS = Gauge(
     "headrace_day_tokens", "Tokens since the day began (budget.timezone) or this worker started.",
     ["provider", "task", "kind"],
@@ -170,7 +174,7 @@ ALL = (
     RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES, PARTITIONS_STOPPED, BATCH_RECORDS,
     TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS, APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING,
     RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES,
-    MODEL_CALL_TOKENS, MODEL_CALL_COST_USD, DAY_TOKENS, DAY_COST_USD, RESULTS, TIER_SHARE, ALL_DEEP_TOKENS,
+    CUT_TEXTS, CUT_CHARS, MODEL_CALL_TOKENS, MODEL_CALL_COST_USD, DAY_TOKENS, DAY_COST_USD, RESULTS, TIER_SHARE, ALL_DEEP_TOKENS,
     ALL_DEEP_COST_USD, SAVED_TOKENS, SAVED_USD,
     RELOADS, BUDGET_USD, BUDGET_ALERTS, CACHE, OPEN_PANES,
     MODEL_CALLS, MODEL_TOKENS, MODEL_COST_USD, MODEL_SECONDS, MODEL_BATCH_ITEMS, BREAKER_OPEN, PROVIDER_REFUSALS,

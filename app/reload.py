@@ -1,4 +1,4 @@
-"""Takes a changed headrace.toml while the worker runs: whole, or not at all.
+"""Takes a changed headrace.toml, and changed files of prompts, while the worker runs: whole, or not at all.
 
 Every part prepares first and may refuse; only when all are ready they switch, between two batches of the event loop. What
 can't change under way (topics, sources, State) needs a restart, and a file that changes it is refused as a whole.
@@ -27,28 +27,26 @@ CHANGEABLE = {
 
 
 async def watch(app: App, path: Path) -> None:
-    """Runs as long as the worker; looks at the file's time and size."""
-    seen = _stamp(path)
+    """Runs as long as the worker; looks at time and size of the file and of those that its tasks name."""
+    seen = before = _stamps(app, path)
     while True:
         await asyncio.sleep(EVERY_S)
-        stamp = _stamp(path)
-        if stamp is None or stamp == seen:
-            continue  # gone for a moment: editors replace the file
-        seen = stamp
-        why = _why_refused(app, path)
-        metrics.RELOADS.labels("refused" if why else "taken").inc()
-        if why:
-            log.error("%s is NOT taken, the settings from before stay: %s", path, why)
+        stamps = _stamps(app, path)
+        settled, before = stamps == before, stamps
+        if not settled or stamps == seen or stamps[path] is None:
+            continue  # being written, or gone for a moment: editors replace files
+        seen = stamps
+        try:
+            settings = load(path)
+            if settings == app.settings:
+                continue
+            take(app, settings)
+        except SettingsError as error:
+            metrics.RELOADS.labels("refused").inc()
+            log.error("%s is NOT taken, the settings from before stay: %s", path, error)  # noqa: TRY400 - no traceback
         else:
+            metrics.RELOADS.labels("taken").inc()
             log.warning("%s is taken", path)
-
-
-def _why_refused(app: App, path: Path) -> str:
-    try:
-        take(app, load(path))
-    except SettingsError as error:
-        return str(error)
-    return ""
 
 
 def take(app: App, settings: Settings) -> None:
@@ -82,6 +80,10 @@ def _changed(old: Settings, new: Settings) -> set[str]:
     if money != [(task.name, new.day_usd(task)) for task in new.tasks] and (old.has_budget or new.has_budget):
         found.add("tasks with a budget")
     return found
+
+
+def _stamps(app: App, path: Path) -> dict[Path, tuple[int, int] | None]:
+    return {each: _stamp(each) for each in (path, *app.settings.files)}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

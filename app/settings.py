@@ -15,10 +15,20 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from app.errors import SettingsError
 from app.settings_base import Condition, Section
+from app.settings_files import with_files
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
 from app.settings_tasks import CategorySettings, MarkRule, NoiseRule, SourceSettings, TaskRule, TaskSettings
 from app.settings_web import GatewaySettings
+from app.settings_tasks import (
+    CategorySettings,
+    ExampleSettings,
+    MarkRule,
+    NoiseRule,
+    SourceSettings,
+    TaskRule,
+    TaskSettings,
+)
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -30,6 +40,7 @@ __all__ = [
     "Condition",
     "DeliverySettings",
     "GatewaySettings",
+    "ExampleSettings",
     "IngestSettings",
     "IntentRule",
     "KafkaSettings",
@@ -243,6 +254,11 @@ class Settings(BaseSettings):
         """Whether any task has a limit."""
         return any(self.day_usd(task) is not None for task in self.tasks)
 
+    @property
+    def files(self) -> list[Path]:
+        """Other files that the tree was read from."""
+        return [path for task in self.tasks for path in (task.template_file, task.examples_file) if path is not None]
+
     def topic(self, name: str) -> str:
         """The full name of a topic of ours."""
         return self.kafka.topic_prefix + name
@@ -278,7 +294,7 @@ def load(path: Path | None = None) -> Settings:
         if "sources" in given or "aggregates" in given:
             # The built-in aggregates are of the built-in source, the built-in intents of those aggregates.
             tree.update({name: [] for name in ("aggregates", "intents")})
-        tree.update(given)
+        tree.update(with_files(given, chosen.parent))
     _refuse_unknown_environment()
     try:
         return Settings(**tree)
@@ -333,7 +349,7 @@ def _explain(error: ValidationError, path: Path | None) -> str:
         where = ".".join(str(part) for part in item["loc"]) or "settings"
         given = item.get("input")
         secret = where in SECRETS
-        shown = "" if secret or isinstance(given, dict) or given is None else f", given {given!r}"
+        shown = "" if secret or isinstance(given, dict) or given is None else f", given {repr(given)[:200]}"
         allowed = (item.get("ctx") or {}).get("expected")
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":

@@ -143,7 +143,12 @@ class LlmSettings(ProviderSettings):
         default_factory=lambda: ["CN", "US", "GB", "DE", "FR"],
         description="Countries (ISO codes) in which phone numbers without a country code are read, where texts are masked.",
     )
-    max_item_chars: int = Field(2000, ge=50, description="A longer text is cut (never inside a character).")
+    max_item_tokens: int = Field(
+        1000,
+        ge=16,
+        description="A longer text is cut, never inside a character: 1,000 Chinese characters or 3,000 Latin letters. "
+        "Estimated, on the high side, so that 20 of them fit most context windows.",
+    )
     max_retries: int = Field(2, ge=0, le=10, description="After the first call to a provider, on retryable failures.")
     retry_backoff_s: float = Field(0.5, gt=0, description="First wait between retries; doubles, with jitter.")
     max_retry_after_s: float = Field(300.0, gt=0, description="A longer Retry-After is cut to this.")

@@ -1,14 +1,25 @@
 """Settings of what a user declares: sources, noise, marks, and tasks with their categories and rules."""
 
+import re
 from datetime import datetime
-from typing import Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from app.settings_base import Condition, Name, Section
+from app.settings_extract import check_extract, why_wrong
 from app.settings_llm import OverBudget
 
-__all__ = ["CategorySettings", "MarkRule", "NoiseRule", "SourceSettings", "TaskRule", "TaskSettings"]
+__all__ = ["CategorySettings", "ExampleSettings", "MarkRule", "NoiseRule", "SourceSettings", "TaskRule", "TaskSettings"]
+
+HOLES = ("instruction", "categories", "examples", "form")
+"""What a prompt template may name in braces."""
+
+MOST_EXAMPLES = 50
+"""Each is in every call: more is training data, not a prompt."""
+
+_HOLE = re.compile(r"\{([a-z_]+)\}")
 
 
 class NoiseRule(Section):
@@ -100,6 +111,14 @@ class TaskRule(Section):
     tier: Literal["rule", "deep"] = Field("rule", description="deep: skip the light model.")
 
 
+class ExampleSettings(Section):
+    """A text with its right answer, shown to the deep model in every prompt."""
+
+    text: str = Field(min_length=1, description="Of an event. Sent as it is: nothing in it is masked.")
+    category: str = Field(description="Its category.")
+    fields: dict[str, Any] = Field(default_factory=dict, description="What `extract` would find in it.")
+
+
 class TaskSettings(Section):
     """What is asked about which events."""
 
@@ -118,6 +137,35 @@ class TaskSettings(Section):
     )
     instruction: str = Field(
         "Classify each message by what it is about.", description="First line of the deep model's prompt."
+    )
+    template: str = Field(
+        "",
+        description="System prompt of the deep model; empty: the built-in one. `{instruction}`, `{categories}`, `{examples}` "
+        "and `{form}` (how to answer; added at the end where it is missing) are filled in.",
+    )
+    template_file: Path | None = Field(
+        None,
+        description="File of `template`, relative to headrace.toml; a change of it is taken while workers run. It may begin "
+        "with a line `---`, a line `version: NAME` and a line `---`.",
+    )
+    prompt_version: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]{0,64}$",
+        description="Name of the prompt in results. Empty: a hash of everything that is in the prompt.",
+    )
+    examples: list[ExampleSettings] = Field(
+        default_factory=list, max_length=MOST_EXAMPLES, description="Shown in every prompt of the deep model."
+    )
+    examples_file: Path | None = Field(
+        None, description="More examples: JSON lines of text, category and perhaps fields, relative to headrace.toml."
+    )
+    extract: dict[str, Any] = Field(
+        default_factory=dict,
+        description="JSON Schema of an object: fields that the deep model finds beside the category. They are checked, asked "
+        "again when wrong, and stand in `fields` of the result. The light model isn't asked then.",
+    )
+    extract_tokens: int = Field(
+        100, ge=1, le=4000, description="Tokens that the extracted fields of one event may take at most."
     )
     categories: list[CategorySettings] = Field(min_length=2)
     rules: list[TaskRule] = Field(default_factory=list, description="In order; the first that holds decides.")
@@ -142,6 +190,7 @@ class TaskSettings(Section):
             raise ValueError(f"task {self.name}, aggregates and min_events: only with input windows")
         if len(set(ids)) != len(ids):
             raise ValueError(f"task {self.name}: category ids must differ, given {ids}")
+        self._check_prompt(ids)
         for rule in self.rules:
             if self.input == "windows":
                 raise ValueError(
@@ -152,3 +201,22 @@ class TaskSettings(Section):
                     f"task {self.name}, rule {rule.name}: category {rule.category!r} isn't one of {', '.join(ids)}"
                 )
         return self
+
+    def _check_prompt(self, ids: list[str]) -> None:
+        named = _HOLE.findall(self.template)
+        if unknown := [name for name in named if name not in HOLES]:
+            raise ValueError(
+                f"task {self.name}, template: there is no {{{unknown[0]}}}; it may hold "
+                f"{', '.join('{' + name + '}' for name in HOLES)}"
+            )
+        if self.template and "categories" not in named:
+            raise ValueError(f"task {self.name}, template: {{categories}} is missing, so the model wouldn't know them")
+        if self.extract:
+            check_extract(self.name, self.extract)
+        for example in self.examples:
+            if example.category not in ids:
+                raise ValueError(
+                    f"task {self.name}, examples: category {example.category!r} isn't one of {', '.join(ids)}"
+                )
+            if self.extract and (why := why_wrong(self.extract, example.fields)):
+                raise ValueError(f"task {self.name}, examples: fields of {example.text[:40]!r}: {why}")

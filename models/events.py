@@ -100,6 +100,8 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     """What a tier decided for one event."""
 
     category: str
+    fields: dict[str, object] | None = None
+    """What the task extracts beside the category, checked; None where it extracts nothing, or another tier decided."""
     confidence: float
     """0 to 1. Rules give 1.0; the deep tier reports 1.0 for a checked answer unless the model gives its own."""
     provider: str = ""

@@ -38,6 +38,8 @@ class Result(msgspec.Struct, kw_only=True, gc=False):
     task: str
     category: str
     confidence: float
+    fields: dict[str, object] | None = None
+    """What the task extracts, found by the deep model; null elsewhere."""
     tier: Tier
     why: str
     """The rule's name, or what the model tier saw, in a few words."""

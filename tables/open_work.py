@@ -47,6 +47,8 @@ class Cached(msgspec.Struct, array_like=True, gc=False):
     """The model as our settings named it."""
     model: str
     """The model as the server named it."""
+    fields: dict[str, object] | None = None
+    """What the task extracts."""
 
 
 OPEN: Map[OpenItem] = Map(

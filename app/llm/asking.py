@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 from app.errors import ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
-from app.llm.parse import parse_answers
-from app.llm.prompts import PromptBuilder
+from app.llm.parse import Fields, parse_answers, parse_with_fields
+from app.llm.prompts import Prompt, PromptBuilder
 from app.llm.provider import LeftAlone, NoMoney, Provider
+from app.settings import TaskSettings
+from app.settings_extract import why_wrong
 from models.events import Answer
 
 __all__ = ["Item", "ask_provider"]
@@ -110,8 +112,7 @@ async def _ask(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]
     task = prompts.task
     prompt = prompts.build([item.text for item in items], masked=provider.masks)
     completion = await provider.complete(prompt, task.name)
-    ids = [category.id for category in task.categories]
-    answers = parse_answers(completion.text, len(items), ids, completion.finish_reason)
+    answers = _answers(task, prompt, completion)
     _share(items, completion, provider.price.cost(completion.prompt_tokens, completion.completion_tokens))
     left = []
     for number, item in enumerate(items, 1):
@@ -120,9 +121,24 @@ async def _ask(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]
         if number not in answers:
             left.append(item)
         elif not item.future.done():
-            item.future.set_result(_answer(item, answers[number], provider, completion, prompt.version))
+            category, fields = answers[number]
+            item.future.set_result(_answer(item, category, fields, provider, completion, prompt.version))
     provider.learn(task.name, len(items), len(left))
     return left, CAUSES.get(completion.finish_reason, "no-answer")
+
+
+def _answers(task: TaskSettings, prompt: Prompt, completion: Completion) -> dict[int, tuple[str, Fields | None]]:
+    """Category and fields by number, of the items whose answer is certain."""
+    ids = [category.id for category in task.categories]
+    if not task.extract:
+        said = parse_answers(completion.text, prompt.items, ids, completion.finish_reason)
+        return {number: (label, None) for number, label in said.items()}
+
+    def fits(number: int, fields: Fields) -> Fields | None:
+        restored = prompt.texts[number - 1].restore_all(fields)
+        return None if why_wrong(task.extract, restored) else restored
+
+    return {**parse_with_fields(completion.text, prompt.items, ids, fits, completion.finish_reason)}
 
 
 def _share(items: Sequence[Item], completion: Completion, cost_usd: float) -> None:
@@ -135,9 +151,12 @@ def _share(items: Sequence[Item], completion: Completion, cost_usd: float) -> No
         item.cost_usd += cost_usd / len(items)
 
 
-def _answer(item: Item, category: str, provider: Provider, completion: Completion, version: str) -> Answer:
+def _answer(
+    item: Item, category: str, fields: Fields | None, provider: Provider, completion: Completion, version: str
+) -> Answer:
     return Answer(
         category=category,
+        fields=fields,
         confidence=1.0,
         provider=provider.name,
         model=completion.model or provider.model,

@@ -65,10 +65,7 @@ class DeepClassifier:
         ledger: Ledger | None = None,
     ) -> None:
         self._llm = settings.llm
-        self._prompts = {
-            task.name: PromptBuilder(task, settings.llm.max_item_chars, settings.llm.mask_regions)
-            for task in settings.tasks
-        }
+        self._prompts = {task.name: PromptBuilder(task, settings.llm) for task in settings.tasks}
         self._sources = {settings.source_topic(source): source.name for source in settings.sources}
         self.providers: Chain = tuple(
             Provider(
@@ -99,9 +96,9 @@ class DeepClassifier:
         source = self._sources.get(request.source.topic, "")
         return tuple(provider for provider in self.providers if provider.allows(request, source))
 
-    def version(self, task: str) -> str:
-        """The prompt version of a task."""
-        return self._prompts[task].version
+    def prompts(self, task: str) -> PromptBuilder:
+        """What builds the prompts of a task."""
+        return self._prompts[task]
 
     @staticmethod
     def ready_in_s(chain: Chain) -> float:

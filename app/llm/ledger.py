@@ -14,7 +14,7 @@ from app import metrics
 from app.llm.answer import Completion
 from app.llm.budget import day_of
 from app.llm.prices import Price, price_of
-from app.llm.prompts import Prompt, build
+from app.llm.prompts import Prompt, PromptBuilder
 from app.settings import Settings, TaskSettings
 
 __all__ = ["Ledger", "Line"]
@@ -149,8 +149,10 @@ class Ledger:
         """Made when it is needed first: looking up prices takes a while."""
         if task not in self._alone:
             found = next((each for each in self._settings.tasks if each.name == task), None)
-            limit = self._settings.llm.max_item_chars
-            self._alone[task] = Alone(build(found, [""], limit), _price(self._settings, found)) if found else None
+            if found is None:
+                return self._alone.setdefault(task, None)
+            prompt = PromptBuilder(found, self._settings.llm).build([""], masked=False)
+            self._alone[task] = Alone(prompt, _price(self._settings, found))
         return self._alone[task]
 
 

@@ -7,7 +7,7 @@ name, an address) stays. Between two readings of a number the wider one wins: ra
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -71,6 +71,17 @@ class Masked:
             return text
         found = re.compile("|".join(map(re.escape, self.values)))
         return found.sub(lambda match: self.values[match[0]], text)
+
+    def restore_all(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """Puts the values back into every text of a JSON object."""
+        return {name: self._restored(value) for name, value in fields.items()}
+
+    def _restored(self, value: object) -> object:
+        if isinstance(value, str):
+            return self.restore(value)
+        if isinstance(value, list):
+            return [self._restored(inner) for inner in value]
+        return self.restore_all(value) if isinstance(value, dict) else value
 
 
 def mask(text: str, regions: Sequence[str]) -> Masked:

@@ -4,15 +4,19 @@ An item is answered when its number stands in the answer once (or several times 
 one of the task's categories. Everything else is missing and is asked again: a wrong category that is believed costs
 more than another call. Never by position.
 
+With fields to extract, an answer is an object of category and fields, and both must be right.
+
 Read are, in this order: a JSON object of number and label, a JSON array of `"7:label"` or of small objects, lines
 `7: label`. Code fences and remarks around them and thoughts (`<think>`) are dropped first.
 """
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["parse_answers"]
+__all__ = ["Fields", "parse_answers", "parse_with_fields"]
+
+Fields = dict[str, object]
 
 END_MARKS = " \t\r\n.,;:!?*`'\"()[]<>。，；：！？、“”‘’「」《》（）【】"
 """What models put around a label."""
@@ -28,11 +32,13 @@ _PAIR = re.compile(
     r"(\s*(?:#|no\.?|item|message)?\s*[0-9]{1,4}(?:\.0+)?)\s*(?:[:：=)]|\.|-|->|→)\s*(.*)", re.IGNORECASE
 )
 _LINE = re.compile(r"[-*\s]*" + _PAIR.pattern, re.IGNORECASE)
-_OPEN_PAIR = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*")\s*([,}])')
+_OPEN_KEY = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=["{])')
+_OPEN_END = re.compile(r"\s*[,}]")
 _OPEN_ITEM = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*([,\]])')
-_OPEN_LEVEL = re.compile(r'\s*"(?:[^"\\]|\\.)*"\s*:\s*(?=[\[{])')
+_OPEN_LEVEL = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*(?=[\[{])')
 
-Said = tuple[int, str]
+Said = tuple[int, str, object]
+"""Number, label, and the value that the label was read from."""
 
 
 class _Pairs(list[tuple[str, object]]):
@@ -51,17 +57,70 @@ def parse_answers(text: str, n: int, categories: Sequence[str], finish_reason: s
         categories: the allowed labels; matched in any case and with end marks around.
         finish_reason: `length` says that the text was cut: its last, half answer is not used.
     """
+    return {number: label for number, (label, _) in _certain(text, n, categories, finish_reason).items()}
+
+
+def parse_with_fields(
+    text: str, n: int, categories: Sequence[str], fits: Callable[[int, Fields], Fields | None], finish_reason: str = ""
+) -> dict[int, tuple[str, Fields]]:
+    """The certain answers that also hold the fields to extract.
+
+    Args:
+        text: what the model said.
+        n: how many items were asked.
+        categories: the allowed labels.
+        fits: takes an item's number and the fields as they were said; returns them as they are to be used, None where
+            they are wrong.
+        finish_reason: see `parse_answers`.
+    """
+    answers = {}
+    for number, (label, said) in _certain(text, n, categories, finish_reason, with_fields=True).items():
+        fields = fits(number, json.loads(said))
+        if fields is not None:
+            answers[number] = (label, fields)
+    return answers
+
+
+def _certain(
+    text: str, n: int, categories: Sequence[str], finish_reason: str, with_fields: bool = False
+) -> dict[int, tuple[str, str]]:
+    """Label and fields (as JSON) of the numbers that were said once, or each time alike."""
     known = {category.casefold(): category for category in categories}
     said = _said(_without_thoughts(text), cut=finish_reason == "length")
-    found: dict[int, set[str | None]] = {}
-    for number, label in said:
-        found.setdefault(number, set()).add(known.get(label.strip(END_MARKS).casefold()))
+    found: dict[int, set[tuple[str | None, str | None]]] = {}
+    for number, label, value in said:
+        fields = _fields(value) if with_fields else "{}"
+        found.setdefault(number, set()).add((known.get(label.strip(END_MARKS).casefold()), fields))
     answers = {}
-    for number, labels in found.items():
-        [only] = labels if len(labels) == 1 else (None,)
-        if 1 <= number <= n and only is not None:
-            answers[number] = only
-    return dict(sorted(answers.items()))
+    for number, all_said in sorted(found.items()):
+        (label_said, fields), *others = all_said
+        if 1 <= number <= n and not others and label_said is not None and fields is not None:
+            answers[number] = (label_said, fields)
+    return answers
+
+
+def _fields(value: object) -> str | None:
+    """What an answer's object says beside its category; None where it is none, or says something twice."""
+    if not isinstance(value, _Pairs):
+        return None
+    try:
+        plain = _plain(_Pairs(pair for pair in value if pair[0].casefold() not in (*NUMBER_KEYS, *LABEL_KEYS)))
+    except _SaidTwiceError:
+        return None
+    return json.dumps(plain, sort_keys=True)
+
+
+class _SaidTwiceError(Exception):
+    """An object has a key twice."""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, _Pairs):
+        made = {key: _plain(inner) for key, inner in value}
+        if len(made) != len(value):
+            raise _SaidTwiceError
+        return made
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _without_thoughts(text: str) -> str:
@@ -118,7 +177,7 @@ def _object(pairs: _Pairs) -> Iterator[Said]:
         number = _number(key)
         if number is not None:
             # A value that is no label still counts: it contradicts a second one.
-            yield number, value if isinstance(value, str) else _label_of(value)
+            yield number, value if isinstance(value, str) else _label_of(value), value
 
 
 def _array(values: list[object]) -> Iterator[Said]:
@@ -128,7 +187,7 @@ def _array(values: list[object]) -> Iterator[Said]:
         elif isinstance(value, _Pairs):
             numbers = [_number(inner) for key, inner in value if key.casefold() in NUMBER_KEYS]
             if len(numbers) == 1 and numbers[0] is not None:
-                yield numbers[0], _label_of(value)
+                yield numbers[0], _label_of(value), value
             elif not numbers:
                 yield from _object(value)
 
@@ -150,7 +209,7 @@ def _number(value: object) -> int | None:
 
 def _numbered(text: str) -> Iterator[Said]:
     if (found := _PAIR.fullmatch(text.strip())) and (number := _number(found[1])) is not None:
-        yield number, found[2]
+        yield number, found[2], found[2]
 
 
 def _unfinished(text: str) -> list[Said]:
@@ -160,13 +219,19 @@ def _unfinished(text: str) -> list[Said]:
     """
     said: list[Said] = []
     at = 1
-    while (level := _OPEN_LEVEL.match(text, at)) and text[0] == "{":
+    while text[0] == "{" and (level := _OPEN_LEVEL.match(text, at)) and _number(_string(level[1])) is None:
         text, at = text[level.end() :], 1
     while True:
-        if text[0] == "{" and (pair := _OPEN_PAIR.match(text, at)):
-            key, label, at = _string(pair[1]), _string(pair[2]), pair.end()
-            if (number := _number(key)) is not None:
-                said.append((number, label))
+        if text[0] == "{" and (key := _OPEN_KEY.match(text, at)):
+            try:
+                value, end = _decoder.raw_decode(text, key.end())
+            except (ValueError, RecursionError):
+                return said
+            if (closed := _OPEN_END.match(text, end)) is None:
+                return said
+            at = closed.end()
+            if (number := _number(_string(key[1]))) is not None:
+                said.append((number, value if isinstance(value, str) else _label_of(value), value))
         elif text[0] == "[" and (item := _OPEN_ITEM.match(text, at)):
             said.extend(_numbered(_string(item[1])))
             at = item.end()
@@ -189,6 +254,6 @@ def _lines(text: str, cut: bool) -> list[Said]:
     said = []
     for row in rows:
         if (found := _LINE.fullmatch(row.strip())) and (number := _number(found[1])) is not None:
-            said.append((number, found[2]))
-    numbers = [number for number, _ in said]
+            said.append((number, found[2], found[2]))
+    numbers = [number for number, _, _ in said]
     return said if numbers == sorted(numbers) else []

@@ -261,5 +261,7 @@ class Provider:
         cost_usd = self.price.cost(completion.prompt_tokens, completion.completion_tokens)
         metrics.MODEL_COST_USD.labels(*labels).inc(cost_usd)
         metrics.MODEL_BATCH_ITEMS.labels(self.name).observe(prompt.items)
+        metrics.CUT_TEXTS.labels(task).inc(prompt.cut_texts)
+        metrics.CUT_CHARS.labels(task).inc(prompt.cut_chars)
         if self._ledger is not None:
             self._ledger.spent(self.name, task, prompt, completion, cost_usd)

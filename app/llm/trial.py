@@ -31,7 +31,7 @@ async def try_provider(settings: Settings, provider: ProviderSettings) -> Trial:
     task = tasks[0]
     examples = [example for category in task.categories for example in category.examples[:1]]
     texts = examples[:2] or [task.categories[0].description]
-    prompt = PromptBuilder(task, settings.llm.max_item_chars, settings.llm.mask_regions).build(texts, masked=False)
+    prompt = PromptBuilder(task, settings.llm).build(texts, masked=False)
     begun = time.monotonic()
     try:
         async with ChatClient(provider, max_retry_after_s=settings.llm.max_retry_after_s) as client:

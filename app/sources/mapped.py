@@ -14,7 +14,7 @@ from models.events import Bad, Event, Headers, Record
 __all__ = ["MAX_FALLBACK_CHARS", "Mapping", "entity_of", "identifier", "traceparent"]
 
 MAX_FALLBACK_CHARS = 2000
-"""A document that stands in for a text is cut to this: what the models read anyway (llm.max_item_chars)."""
+"""A document that stands in for a text is cut to this: what the models read anyway (llm.max_item_tokens)."""
 
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """ASCII, keys in order, no white space: one text for one value, whatever layout it came in."""

@@ -21,7 +21,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -235,6 +235,8 @@ class ModelServer:
         """Done on every call that has no fault of the script."""
         self.by_text: dict[str, str] = {}
         """Label by exact text, over the keywords. A label that is no category spoils every answer for that text."""
+        self.fields_of: Callable[[str], dict[str, Any]] | None = None
+        """Fields beside the label: then each answer is an object of both."""
         self._script: list[Fault] = []
         self._runner: web.AppRunner | None = None
 
@@ -366,11 +368,15 @@ class ModelServer:
     def _label(self, text: str) -> str:
         return self.by_text.get(text) or category_of(text)
 
+    def _said(self, text: str, label: str) -> object:
+        return {"category": label, **self.fields_of(text)} if self.fields_of else label
+
     def _completed(self, fault: Fault, numbered: dict[int, str], body: dict[str, Any]) -> dict[str, Any]:
         said = [(str(n), self._label(text)) for n, text in numbered.items() if n not in fault.missing]
         said = [(number, fault.wrong.get(number, label)) for number, label in said]
         said += [*fault.twice.items(), *fault.extra.items()]
-        text = "{" + ",".join(f"{json.dumps(n)}:{json.dumps(label, ensure_ascii=False)}" for n, label in said) + "}"
+        pairs = [(number, self._said(numbered.get(int(number), ""), label)) for number, label in said]
+        text = "{" + ",".join(f"{json.dumps(n)}:{json.dumps(x, ensure_ascii=False)}" for n, x in pairs) + "}"
         finish = fault.finish_reason or "stop"
         if fault.kind == "broken":
             text = text[: len(text) // 2]

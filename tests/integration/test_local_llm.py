@@ -15,7 +15,7 @@ from app.llm.client import ChatClient
 from app.llm.deep import DeepClassifier
 from app.llm.local_server import LocalModelServer
 from app.llm.parse import parse_answers
-from app.llm.prompts import build
+from app.llm.prompts import PromptBuilder
 from app.settings import LlmSettings, Settings, load
 from app.sources.demo import demo_texts
 from models.events import ModelRequest, Origin
@@ -37,7 +37,7 @@ def settings(base_url: str) -> Settings:
 
 
 async def test_twenty_items_under_a_schema_are_all_answered(server: LocalModelServer) -> None:
-    prompt = build(load().tasks[0], TEXTS, 2000)
+    prompt = PromptBuilder(load().tasks[0], load().llm).build(TEXTS, masked=False)
     async with ChatClient(settings(server.base_url).llm) as client:
         found = await client.complete(prompt.messages, schema=prompt.schema, max_tokens=prompt.max_tokens)
     answers = parse_answers(found.text, 20, IDS, found.finish_reason)
@@ -64,7 +64,7 @@ async def test_deep_tier_gets_a_checked_answer_for_each_event(server: LocalModel
 
 
 async def test_prompt_beyond_the_context_is_told_apart(server: LocalModelServer) -> None:
-    prompt = build(load().tasks[0], ["退款" * 1000] * 20, 2000)
+    prompt = PromptBuilder(load().tasks[0], load().llm).build(["退款" * 500] * 40, masked=False)
     async with ChatClient(settings(server.base_url).llm) as client:
         with pytest.raises(ModelError) as refused:
             await client.complete(prompt.messages, schema=prompt.schema, max_tokens=prompt.max_tokens)

@@ -34,6 +34,7 @@ prefixed = true
 [[tasks]]
 name = "shop"
 instruction = "{instruction}"
+template_file = "prompt.txt"
 
 [[tasks.rules]]
 name = "{rule}"
@@ -63,9 +64,11 @@ async def says(worker: Worker, text: str, times: int = 1) -> None:
 async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_nothing(fleet: Fleet) -> None:
     async with ModelServer(latency_ms=400) as server:
         worker = fleet.worker(config(server.base_url, FIRST, "first", "early"))
+        path = Path(worker.env["HEADRACE_CONFIG"])
+        template = path.with_name("prompt.txt")
+        template.write_text("{instruction}\n{categories}")
         worker.start()
         await asyncio.to_thread(worker.wait_ready)
-        path = Path(worker.env["HEADRACE_CONFIG"])
         await send(fleet, messages(300))
         await until(lambda: has(fleet, 40), 90, "some results by the first prompt")
         path.write_text(config(server.base_url, SECOND, "second", "late"))
@@ -96,6 +99,19 @@ async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_
         assert newest["rule-1"]["why"] == "late"
         assert {newest[f"m{n}"]["prompt_version"] for n in range(300, 320)} == {second}
         assert "third" not in {r["content"].splitlines()[0] for call in server.calls for r in call.body["messages"][:1]}
+
+        path.write_text(config(server.base_url, SECOND, "second", "late"))
+        template.write_text("{instruction}\n{catgories}")
+        await says(worker, "there is no {catgories}")
+        template.write_text("---\nversion: fourth-1\n---\nfourth\n{categories}")
+        await says(worker, "headrace.toml is taken", 2)
+        template.write_text("---\nversion: fourth-1\n---\nfifth\n{categories}")
+        await says(worker, "prompt version 'fourth-1' must change too")
+        await send(fleet, messages(20, start=320))
+        await until(lambda: has(fleet, 341), 30, "results by the fourth prompt")
+        newest = {r["event_id"]: r for r in await results(fleet)}
+        assert {newest[f"m{n}"]["prompt_version"] for n in range(320, 340)} == {"fourth-1"}
+        assert {call.body["messages"][0]["content"].splitlines()[0] for call in server.calls[-1:]} == {"fourth"}
         assert worker.stop() == 0
 
 

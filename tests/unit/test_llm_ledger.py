@@ -8,7 +8,7 @@ from app import metrics
 from app.llm.answer import Completion
 from app.llm.deep import DeepClassifier
 from app.llm.ledger import Ledger, Line
-from app.llm.prompts import build
+from app.llm.prompts import PromptBuilder
 from app.settings import BudgetSettings, LlmSettings, Settings, load
 from models.events import ModelRequest, Origin
 from tests.helpers import modelserver as ms
@@ -91,15 +91,15 @@ def test_an_event_decided_by_a_rule_saves_a_whole_call() -> None:
     ledger = Ledger(settings("http://127.0.0.1:1/v1"))
     before = value(metrics.SAVED_TOKENS, task="shop")
     ledger.decided("shop", "rule", 1, 0)
-    system = len(build(load().tasks[0], [""], 100).messages[0]["content"])
-    assert value(metrics.SAVED_TOKENS, task="shop") - before > system / 4
+    prompt = PromptBuilder(load().tasks[0], load().llm).build([""], masked=False)
+    assert value(metrics.SAVED_TOKENS, task="shop") - before > prompt.system_chars / 4
 
 
 def test_the_days_sums_begin_anew_at_the_zones_midnight() -> None:
     now = [1_790_000_000.0]
     given = settings("http://127.0.0.1:1/v1").model_copy(update={"budget": BudgetSettings(timezone="Asia/Shanghai")})
     ledger = Ledger(given, now=lambda: now[0])
-    prompt = build(given.tasks[0], ["a", "b"], 100)
+    prompt = PromptBuilder(given.tasks[0], given.llm).build(["a", "b"], masked=False)
     said = Completion(text="", prompt_tokens=100, completion_tokens=10)
 
     def spend() -> float:

@@ -123,7 +123,9 @@ async def test_nothing_seeded_reaches_the_server_and_every_event_is_answered() -
         seeded.append(shown(value))
         texts.append(f"{n} {rnd.choice(SENTENCES).format(value)}{' x' * rnd.choice([0, 900])}")
     async with ms.ModelServer() as server:
-        given_ = load().model_copy(update={"llm": LlmSettings(base_url=server.base_url, mask="on", max_item_chars=300)})
+        given_ = load().model_copy(
+            update={"llm": LlmSettings(base_url=server.base_url, mask="on", max_item_tokens=100)}
+        )
         deep = DeepClassifier(given_)
         answers = await asyncio.gather(
             *(

@@ -1,0 +1,77 @@
+"""Files that a task names: its prompt's template and its examples. Read when the settings are, and part of them then."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.errors import SettingsError
+
+__all__ = ["with_files"]
+
+
+def with_files(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The tree of a settings file with what its tasks' files hold.
+
+    Args:
+        tree: as TOML has it.
+        folder: of the settings file; relative paths begin there.
+
+    Raises:
+        SettingsError: a file can't be read, or holds something else. Not retryable.
+    """
+    tasks = tree.get("tasks")
+    if not isinstance(tasks, list):
+        return tree
+    return {**tree, "tasks": [_with_files(task, folder) if isinstance(task, dict) else task for task in tasks]}
+
+
+def _with_files(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    task = dict(task)
+    where = f"task {task.get('name', '')}"
+    if isinstance(named := task.get("template_file"), str):
+        if task.get("template"):
+            raise SettingsError(f"{where}: template and template_file: only one of them")
+        path = folder / named
+        version, template = _template(_text(path, where), path)
+        if version and task.get("prompt_version", version) != version:
+            raise SettingsError(f"{where}: {path} and prompt_version name different versions")
+        task.update(template_file=path, template=template, prompt_version=version or task.get("prompt_version", ""))
+    if isinstance(named := task.get("examples_file"), str):
+        path = folder / named
+        task.update(examples_file=path, examples=[*task.get("examples", ()), *_examples(_text(path, where), path)])
+    return task
+
+
+def _text(path: Path, where: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{where}: {path} can't be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{where}: {path} isn't UTF-8") from None
+
+
+def _template(text: str, path: Path) -> tuple[str, str]:
+    """The version that it names, and the rest."""
+    version = ""
+    if text.startswith("---\n"):
+        head, mark, text = text[4:].partition("\n---\n")
+        name, colon, version = head.partition(":")
+        version = version.strip()
+        if not mark or name.strip() != "version" or not colon or not version or "\n" in version:
+            raise SettingsError(f"{path}: between the lines --- there is one line: `version: NAME`")
+    if not text.strip():
+        raise SettingsError(f"{path}: there is no template in it")
+    return version, text
+
+
+def _examples(text: str, path: Path) -> list[object]:
+    found: list[object] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise SettingsError(f"{path}, line {number}: no JSON ({error})") from None
+    return found
