@@ -18,8 +18,6 @@ from app.settings_base import Condition, Section
 from app.settings_files import with_files
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
-from app.settings_tasks import CategorySettings, MarkRule, NoiseRule, SourceSettings, TaskRule, TaskSettings
-from app.settings_web import GatewaySettings
 from app.settings_tasks import (
     CategorySettings,
     ExampleSettings,
@@ -29,6 +27,7 @@ from app.settings_tasks import (
     TaskRule,
     TaskSettings,
 )
+from app.settings_web import GatewaySettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -39,8 +38,8 @@ __all__ = [
     "ClassifySettings",
     "Condition",
     "DeliverySettings",
-    "GatewaySettings",
     "ExampleSettings",
+    "GatewaySettings",
     "IngestSettings",
     "IntentRule",
     "KafkaSettings",
