@@ -29,6 +29,7 @@ def declare() -> None:
         keys,
         llm,
         produce,
+        redrive,
         run,
         tables,
         tables_repartition,

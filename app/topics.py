@@ -77,8 +77,12 @@ OURS = (
         config={"cleanup.policy": "compact", "delete.retention.ms": "3600000"},
     ),
     Topic(
-        name="api-keys", key="key id", value="hash, scopes, when it was made or revoked", written_by="keys", partitions=1,
+        name="api-keys", key="key id", value="hash, scopes, times", written_by="headrace keys", partitions=1,
         config={"cleanup.policy": "compact"},
+    ),
+    Topic(
+        name="redriven", key="partition and offset of a dead letter", value="when and where it was sent back",
+        written_by="headrace redrive", partitions=1, config={"cleanup.policy": "compact"},
     ),
     Topic(
         name="gateway-replies", key="hash of key and Idempotency-Key", value="hash of the body, status and reply",

@@ -1,0 +1,271 @@
+"""Sends dead letters back to the topic of the stage that failed, each once, however often it is asked for.
+
+One Kafka transaction writes some records and, for each, a marker under its position into the topic `redriven`. A run reads
+the markers first and leaves out what has one. Two runs at a time can't double anything: both use one transactional id, so
+the later fences the earlier before it reads the markers.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import aiokafka
+import msgspec
+from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from app import topics
+from app.delivery.outbox import Row, size_of
+from app.delivery.partitions import partition_for
+from app.delivery.probe import probe, read_tail
+from app.delivery.transaction import new_producer, write_rows
+from app.errors import BrokerError
+from app.logic.redrive import DeadLetter, Selection, examine
+from app.settings import Settings
+
+__all__ = ["Marker", "Redrive", "Tally", "group_of"]
+
+log = logging.getLogger("headrace.redrive")
+
+CHUNK_RECORDS = 500
+CHUNK_BYTES = 2 << 20
+"""A transaction of this size takes a fraction of a second, so that it can be cut off at any time."""
+
+NEVER = ("dead-letter", "redriven", "workers", "budget-grants", "api-keys", "gateway-replies")
+"""Topics of ours that no stage reads or writes results to: nothing that claims to come from there is sent back."""
+
+Group = tuple[str, str, str]
+"""Reason, stage and topic that it goes to."""
+
+
+class Marker(msgspec.Struct, kw_only=True):
+    """A record on `redriven`; the key is the dead letter's `partition/offset`."""
+
+    letter_ms: int
+    """The dead letter's timestamp: another one at this place (the topic was made anew) isn't meant."""
+    at_ms: int
+    action: str
+    to: str
+    attempt: int
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Marker).decode
+
+
+def group_of(letter: DeadLetter) -> Group:
+    return letter.reason or "(none)", letter.stage or "(none)", letter.topic
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run found and did, by group."""
+
+    selected: Counter[Group] = field(default_factory=Counter)
+    moved: Counter[Group] = field(default_factory=Counter)
+    already: int = 0
+    """Sent back by an earlier run."""
+    no_topic: int = 0
+    """Its headers name no topic that may be written."""
+    too_often: int = 0
+
+
+class Redrive:
+    """One run.
+
+    Args:
+        settings: the tree.
+        selection: which dead letters.
+        max_attempts: one that came back so often stays where it is.
+        rate_per_s: records a second; 0: as fast as it goes.
+        progress: called with how many records of the dead letter topic were looked at, and how many there are.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        selection: Selection,
+        *,
+        max_attempts: int,
+        rate_per_s: float = 0.0,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self._settings, self._selection = settings, selection
+        self._max_attempts, self._rate, self._progress = max_attempts, rate_per_s, progress
+        self._dead, self._markers = settings.topic("dead-letter"), settings.topic("redriven")
+        ours = {settings.topic(topic.name) for topic in topics.OURS if topic.name not in NEVER}
+        self._targets = ours | {settings.source_topic(source) for source in settings.sources}
+        self._done: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self.tally = Tally()
+
+    async def look(self) -> Tally:
+        """What `run` would move. Writes nothing."""
+        await self._learn()
+        async for letter in self._letters():
+            self.tally.selected[group_of(letter)] += 1
+        return self.tally
+
+    async def run(self) -> Tally:
+        """Moves what is selected.
+
+        Raises:
+            BrokerError: Kafka fails; what was moved is marked, so the run may be repeated. Retryable.
+        """
+        await topics.ensure(self._settings)
+        producer = await new_producer(self._settings, f"{self._settings.topic('headrace')}-redrive")
+        try:
+            await self._learn()
+            chunk: list[DeadLetter] = []
+            size = 0
+            async for letter in self._letters():
+                self.tally.selected[group_of(letter)] += 1
+                chunk.append(letter)
+                size += size_of((letter.key, letter.value, list(letter.headers)))
+                if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+                    await self._move(producer, chunk)
+                    chunk, size = [], 0
+            await self._move(producer, chunk)
+            await self._forget_old(producer)
+        except ProducerFenced as error:
+            raise BrokerError("another redrive was started meanwhile; this one stopped, nothing is doubled") from error
+        except KafkaError as error:
+            raise BrokerError(
+                f"the redrive was cut off ({type(error).__name__}); run it again, what was moved stays moved"
+            ) from error
+        finally:
+            await producer.stop()
+        return self.tally
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    async def _learn(self) -> None:
+        """Reads the markers, and how many partitions there are."""
+        self._counts = await topics.counts(self._settings, [self._dead, self._markers, *self._targets])
+        async with probe(self._settings.kafka) as consumer:
+            if self._markers in self._counts:
+                async for record in self._read(consumer, TopicPartition(self._markers, 0)):
+                    self._take_marker(record)
+
+    def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        position = (record.key or b"").decode("utf-8", "replace")
+        if record.value is None:
+            self._done.pop(position, None)
+        else:
+            self._done[position] = _decode(record.value).letter_ms
+
+    @staticmethod
+    async def _read(
+        consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition, start: int | None = None
+    ) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+        end = (await consumer.end_offsets([tp]))[tp]
+        begin = (await consumer.beginning_offsets([tp]))[tp] if start is None else start
+        async for record in read_tail(consumer, tp, begin, end):
+            yield record
+
+    async def _letters(self) -> AsyncIterator[DeadLetter]:
+        """What is selected and may be moved, partition by partition."""
+        tps = [TopicPartition(self._dead, p) for p in range(self._counts.get(self._dead, 0))]
+        async with probe(self._settings.kafka) as consumer:
+            starts, ends = await self._bounds(consumer, tps)
+            total, before = sum(ends[tp] - starts[tp] for tp in tps), 0
+            for tp in tps:
+                async for record in self._read(consumer, tp, starts[tp]):
+                    if record.offset >= ends[tp]:
+                        break  # what this run itself brings back isn't meant
+                    letter = examine(record, self._targets)
+                    self._progress(before + record.offset - starts[tp] + 1, total)
+                    if self._selection.takes(letter) and self._may_move(letter):
+                        yield letter
+                before += ends[tp] - starts[tp]
+            self._progress(total, total)
+
+    async def _bounds(
+        self, consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        if not tps:
+            return {}, {}
+        starts = dict(await consumer.beginning_offsets(tps))
+        ends = dict(await consumer.end_offsets(tps))
+        if self._selection.since_ms is not None:
+            found = await consumer.offsets_for_times(dict.fromkeys(tps, self._selection.since_ms))
+            starts = {tp: ends[tp] if found.get(tp) is None else max(starts[tp], found[tp].offset) for tp in tps}
+        return starts, ends
+
+    def _may_move(self, letter: DeadLetter) -> bool:
+        if self._done.get(letter.position) == letter.at_ms:
+            self.tally.already += 1
+        elif letter.topic not in self._counts:
+            self.tally.no_topic += 1
+        elif letter.attempt >= self._max_attempts:
+            self.tally.too_often += 1
+        else:
+            return True
+        return False
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    async def _move(self, producer: aiokafka.AIOKafkaProducer, letters: list[DeadLetter]) -> None:
+        """One transaction: the records and their markers."""
+        if not letters:
+            return
+        begun, now_ms = time.monotonic(), int(time.time() * 1000)
+        rows: dict[tuple[str, int], list[Row]] = {}
+        markers: list[Row] = []
+        for letter in letters:
+            place = (letter.topic, self._partition(letter))
+            rows.setdefault(place, []).append((letter.key, letter.value, list(letter.headers)))
+            marker = Marker(
+                letter_ms=letter.at_ms, at_ms=now_ms, action="redriven", to=letter.topic, attempt=letter.attempt + 1
+            )
+            markers.append((letter.position.encode(), _encode(marker), []))
+        rows[self._markers, 0] = markers
+        await producer.begin_transaction()
+        try:
+            pending = [
+                each for (topic, p), its in rows.items() for each in (await write_rows(producer, topic, p, its))[0]
+            ]
+            await asyncio.gather(*pending)
+            await producer.commit_transaction()
+        except ProducerFenced:
+            raise  # the other one has settled it
+        except BaseException:
+            await _abort(producer)
+            raise
+        for letter in letters:
+            self.tally.moved[group_of(letter)] += 1
+        if self._rate:
+            await asyncio.sleep(max(0.0, len(letters) / self._rate - (time.monotonic() - begun)))
+
+    def _partition(self, letter: DeadLetter) -> int:
+        """Where it was read: copies of an event meet there, whatever partitioner its producer has."""
+        count = self._counts[letter.topic]
+        if letter.topic_partition is not None and letter.topic_partition < count:
+            return letter.topic_partition
+        return partition_for(letter.key, count) if letter.key else 0
+
+    async def _forget_old(self, producer: aiokafka.AIOKafkaProducer) -> None:
+        """Removes the markers of dead letters that retention has removed."""
+        tps = [TopicPartition(self._dead, p) for p in range(self._counts.get(self._dead, 0))]
+        async with probe(self._settings.kafka) as consumer:
+            starts = {tp.partition: at for tp, at in (await consumer.beginning_offsets(tps)).items()} if tps else {}
+        old: list[Row] = []
+        for position in self._done:
+            partition, _, offset = position.partition("/")
+            if offset.isdigit() and int(offset) < starts.get(int(partition), 0):
+                old.append((position.encode(), None, []))
+        for at in range(0, len(old), CHUNK_RECORDS):
+            await producer.begin_transaction()
+            futures, _ = await write_rows(producer, self._markers, 0, old[at : at + CHUNK_RECORDS])
+            await asyncio.gather(*futures)
+            await producer.commit_transaction()
+
+
+async def _abort(producer: aiokafka.AIOKafkaProducer) -> None:
+    try:
+        await producer.abort_transaction()
+    except KafkaError as error:  # the broker aborts it when the next run starts its producer
+        log.warning("the transaction could not be aborted (%s)", type(error).__name__)

@@ -1,0 +1,112 @@
+"""What a dead letter becomes when it is sent back."""
+
+from typing import Any
+
+import pytest
+
+from app.logic.dead import dead_headers
+from app.logic.redrive import Selection, examine
+from models.events import Bad, Headers, Received, Record
+from tests.helpers.records import record
+
+BAD = Bad(reason="bad-time", field="event_time", message="it lies before 1970")
+TARGETS = frozenset({"events"})
+
+
+def dead(raw: Record, *, partition: int = 1, offset: int = 9, at_ms: int = 5000) -> Received:
+    headers = dead_headers(raw, BAD, "ingest-src")
+    return Received("dead-letter", partition, offset, at_ms, raw.key, raw.value, headers)
+
+
+def again(letter: Any) -> Record:
+    """The record that was sent back, as the stage reads it."""
+    return record(letter.value, key=letter.key, headers=letter.headers)
+
+
+def test_what_is_sent_back_is_what_was_received_with_attempt_and_origin() -> None:
+    original: Headers = [
+        ("note", None),
+        ("headrace.reason", b"mine"),
+        ("__connect.errors.topic", b"mine"),
+        ("note", b"x"),
+    ]
+    letter = examine(dead(record(b"{}", key=b"k", headers=original)), TARGETS)
+    assert (letter.key, letter.value, letter.topic, letter.topic_partition) == (b"k", b"{}", "events", 3)
+    assert list(letter.headers) == [
+        *original, ("headrace.redrive-attempt", b"1"), ("headrace.redrive-origin", b"events/3/17"),
+    ]  # fmt: skip
+    assert (letter.reason, letter.stage, letter.field, letter.position) == (
+        "bad-time",
+        "ingest-src",
+        "event_time",
+        "1/9",
+    )
+
+
+@pytest.mark.parametrize("value", [None, b"", b"null", b"{}"])
+def test_no_value_stays_no_value_and_an_empty_one_empty(value: bytes | None) -> None:
+    assert examine(dead(record(value)), TARGETS).value == value
+
+
+def test_each_time_counts_and_the_first_origin_stays() -> None:
+    letter = examine(dead(record(b"{}", headers=[("note", b"x")])), TARGETS)
+    second = record(letter.value, headers=letter.headers)
+    second.offset = 99
+    letter = examine(dead(second), TARGETS)
+    assert letter.attempt == 1
+    assert list(letter.headers) == [
+        ("note", b"x"), ("headrace.redrive-attempt", b"2"), ("headrace.redrive-origin", b"events/3/17"),
+    ]  # fmt: skip
+
+
+def test_only_topics_of_the_deployment_are_written() -> None:
+    assert examine(dead(record(b"{}")), frozenset({"others"})).topic == ""
+    foreign = Received("dead-letter", 0, 0, 0, None, b"x", [("__connect.errors.topic", b"events")])
+    assert examine(foreign, TARGETS).topic == ""
+
+
+def test_an_output_that_was_too_large_goes_to_its_topic_without_a_partition() -> None:
+    headers: Headers = [
+        ("__connect.errors.topic", b"mine"), ("headrace.reason", b"output-too-large"), ("headrace.field", b"events"),
+        ("headrace.stage", b"classify"), ("__connect.errors.exception.message", b"large"),
+    ]  # fmt: skip
+    letter = examine(Received("dead-letter", 0, 0, 0, b"k", b"x", headers), TARGETS)
+    assert (letter.topic, letter.topic_partition) == ("events", None)
+    assert next(iter(letter.headers)) == ("__connect.errors.topic", b"mine")
+
+
+@pytest.mark.parametrize("forged", [b"", b"-1", b"x", b"9" * 50, None])
+def test_a_forged_attempt_counts_as_none(forged: bytes | None) -> None:
+    letter = examine(dead(record(b"{}", headers=[("headrace.redrive-attempt", forged)])), TARGETS)
+    assert letter.attempt == 0
+    assert ("headrace.redrive-attempt", b"1") in letter.headers
+
+
+@pytest.mark.parametrize(
+    ("value", "event_id"),
+    [(b'{"event_id": "a"}', "a"), (b'{"event_id": 7}', "7"), (b'{"id": "c"}', "c"), (b"[1]", ""), (None, ""),
+     (b"\xff", ""), (b"[" * 100_000, ""), (b'{"event_id": {}}', "")],
+)  # fmt: skip
+def test_the_event_id_is_found_where_there_is_one(value: bytes | None, event_id: str) -> None:
+    assert examine(dead(record(value)), TARGETS).event_id == event_id
+
+
+@pytest.mark.parametrize(
+    ("selection", "taken"),
+    [
+        ({}, True),
+        ({"reasons": {"bad-time", "too-deep"}}, True),
+        ({"reasons": {"too-deep"}}, False),
+        ({"stages": {"ingest-src"}, "reasons": {"bad-time"}}, True),
+        ({"stages": {"classify"}}, False),
+        ({"ids": {"e1"}}, True),
+        ({"ids": {"1/9"}}, True),
+        ({"ids": {"1/8"}}, False),
+        ({"since_ms": 5000, "until_ms": 5001}, True),
+        ({"since_ms": 5001}, False),
+        ({"until_ms": 5000}, False),
+    ],
+)
+def test_a_selection_takes_what_meets_all_of_it(selection: dict[str, Any], taken: bool) -> None:
+    letter = examine(dead(record(b'{"event_id": "e1"}')), TARGETS)
+    assert Selection(**selection).takes(letter) == taken
