@@ -145,20 +145,33 @@ class Ingest:
 
     def _route(self, out: Outbox, record: Record, source: Source, event: Event, key: bytes) -> tuple[str, str]:
         """Sends a new event where it belongs; returns its outcome and the rule or task that decided."""
+        dropped = self._why_dropped(source, event)
         place = (record.topic, record.partition)
         prefix = self._prefixes.get(place)
         if prefix is None:
             prefix = self._prefixes[place] = f"{record.topic}/{record.partition}/".encode()
         headers: Own = [("headrace.origin", prefix + b"%d" % record.offset), ("headrace.event-id", key)]
-        if source.types and event.event_type not in source.types:
-            return self._drop(out, record, event, headers, "filtered", "source-types")
-        rule = self._noise_of[source.name](event)
-        if rule is not None:
-            return self._drop(out, record, event, headers, "noise", rule)
+        if dropped is not None:
+            headers.append(("headrace.rule", dropped[1].encode()))
+        topic = self.clean if dropped is None else self.sink
+        # As it was received, keyed by its entity, with our headers behind its own.
+        entity, value = record.key or event.entity.encode(), record.value or b""
+        if record.headers or len(entity) + len(value) > SMALL_BYTES:
+            out.send(topic, entity, value, [*record.headers, *headers])
+        else:
+            out.rows(topic).append((entity, value, headers))
+        if dropped is not None:
+            return dropped
         if self.windows is not None:
             self._clean.append((record, event))
-        self._pass_on(out, self.clean, record, event, headers)
         return self._task(out, record, source, event, key) if self.tasked else ACCEPTED
+
+    def _why_dropped(self, source: Source, event: Event) -> tuple[str, str] | None:
+        """The outcome of an event that goes to sink-noise, and by which rule; None: it doesn't."""
+        if source.types and event.event_type not in source.types:
+            return "filtered", "source-types"
+        rule = self._noise_of[source.name](event)
+        return None if rule is None else ("noise", rule)
 
     def _task(self, out: Outbox, record: Record, source: Source, event: Event, key: bytes) -> tuple[str, str]:
         route = self.router.route(event, source.name)
@@ -184,20 +197,6 @@ class Ingest:
             if rule and not request.skip_light:
                 request.skip_light, request.hint = True, rule
             out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
-
-    def _drop(
-        self, out: Outbox, record: Record, event: Event, headers: Own, outcome: str, rule: str
-    ) -> tuple[str, str]:
-        self._pass_on(out, self.sink, record, event, [*headers, ("headrace.rule", rule.encode())])
-        return outcome, rule
-
-    def _pass_on(self, out: Outbox, topic: str, record: Record, event: Event, headers: Own) -> None:
-        """The record as it was received, keyed by its entity, with our headers behind its own."""
-        key, value = record.key or event.entity.encode(), record.value or b""
-        if record.headers or len(key) + len(value) > SMALL_BYTES:
-            out.send(topic, key, value, [*record.headers, *headers])
-        else:
-            out.rows(topic).append((key, value, headers))
 
     def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, self.name))
