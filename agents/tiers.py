@@ -15,7 +15,7 @@ from agents.answers import why_deep
 from agents.open_items import OpenItems, now_ms
 from agents.pools import Held, Open, Pool
 from agents.same_text import SameText
-from app import metrics
+from app import crash, metrics
 from app.inference.batcher import LightBatcher
 from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.ledger import Ledger
@@ -231,6 +231,7 @@ class Tiers:
 
     def _answered(self, open_: Open, answer: Answer, client: DeepClassifier) -> None:
         """Also for those that waited for the same text: they cost nothing more."""
+        crash.at("answered")
         digest = self.same.digest_of(open_)
         followers = self.same.leave(open_)
         asked = next((p.model for p in client.providers if p.name == answer.provider), "")

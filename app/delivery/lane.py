@@ -19,7 +19,7 @@ import msgspec
 from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import TopicPartition
 
-from app import metrics
+from app import crash, metrics
 from app.delivery.outbox import Outbox
 from app.delivery.positions import Log, locate
 from app.delivery.probe import crc_of, initial_offset, probe, record_at
@@ -120,6 +120,7 @@ class Lane:
     async def open(self) -> None:
         """Starts the producer: whoever held the partition before can't write any more from here on."""
         self.producer = await new_producer(self.delivery.settings, self.stage.transactional_id(self.tp.partition))
+        crash.at("fenced")
 
     def start(self) -> None:
         """Begins to work; State is restored."""
@@ -318,6 +319,7 @@ class Lane:
         self.view.hold(out.local, self._batch)
         size = out.size_bytes if len(records) > 100 else 0  # small batches aren't worth the sum
         await self.delivery.reserve_output(size)
+        crash.at("computed")
         return Transaction(out, self._batch, len(records), posted, size)
 
     async def _commit(self, transaction: Transaction) -> None:
@@ -329,6 +331,7 @@ class Lane:
             end = await transaction.write(self.producer, self.stage, self.tp, offset, self.delivery.group)
             if end is not None:
                 self.stage.state.database(self.tp.partition).write(out.local.items(), end)
+            crash.at("written")
             self.view.release(transaction.number)
             self.stage.committed(self, transaction)
         except (KafkaError, HeadraceError, TimeoutError, OSError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import aiokafka
 from aiokafka.structs import TopicPartition
 
+from app import crash
 from app.delivery.outbox import Outbox, Row
 from app.kafka import client_kwargs
 from app.settings import Settings
@@ -78,10 +79,13 @@ class Transaction:
         await producer.begin_transaction()
         pending = await self._send(producer, stage, tp.partition)
         changelog, count = await self._send_changelog(producer, stage.changelog, tp.partition)
+        crash.at("sent")
         if offset is not None:
             await producer.send_offsets_to_transaction({tp: offset}, group)
         await asyncio.gather(*pending, *changelog)
+        crash.at("uncommitted")
         await producer.commit_transaction()
+        crash.at("committed")
         if not changelog:
             return None
         return int(changelog[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker

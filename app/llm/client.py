@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import httpx
 
-from app import metrics
+from app import crash, metrics
 from app.errors import ModelError, ModelUnavailable, SettingsError
 from app.llm.answer import Completion, SchemaRefused, completion_of, error_of, parse_retry_after
 from app.llm.loopback import is_loopback
@@ -152,6 +152,7 @@ class ChatClient:
         started = time.monotonic()
         request = self._http.build_request("POST", self._url, json=body)
         response = await self._http.send(request, stream=True)
+        crash.at("asked")
         try:
             content = bytearray()
             try:
