@@ -152,7 +152,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             start = state._position
             records = drain(consumer._fetcher, tp, limit)
             after = state._position
-            if records:
+            if after != start:  # also over markers and aborted records alone: the lane would take the next for a gap
                 taken[tp] = fetched_of(records, start, after)
         return taken
 

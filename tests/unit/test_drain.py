@@ -1,5 +1,6 @@
 """What is drained from fetched buffers: the committed records from the position on, and never a damaged batch."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.structs import TopicPartition
 
 from app.delivery.drain import drain
+from app.delivery.transport import ConsumerThread, Fetched
 
 TP = TopicPartition("raw", 3)
 ABORT = b"\x00\x00\x00\x00"
@@ -120,3 +122,25 @@ def test_nothing_is_taken_during_a_rebalance() -> None:
     fetcher.reassignment_in_progress = True
     assert take(fetcher) == []
     assert fetcher._records
+
+
+async def test_a_fetch_of_markers_alone_reaches_the_lane_so_that_the_next_one_is_no_gap() -> None:
+    """A transaction's marker may come in a fetch of its own, and the position moves over it."""
+    fetcher: Any = FakeFetcher(batch(7, [b"\x00" * 6], producer=1, control=True), 7)
+    assignment = SimpleNamespace(_tp_state={TP: PositionOf(fetcher)})
+    subscription = SimpleNamespace(subscription=SimpleNamespace(assignment=assignment))
+    consumer: Any = SimpleNamespace(_fetcher=fetcher, _subscription=subscription)
+    thread: Any = SimpleNamespace(delivery=SimpleNamespace(room_for=lambda tp: 10))
+    taken = await ConsumerThread._take(thread, consumer, {TP})
+    assert taken == {TP: Fetched([], 7, 8, 0)}
+
+
+class PositionOf:
+    """aiokafka's state of a partition, as far as the transport looks."""
+
+    def __init__(self, fetcher: FakeFetcher) -> None:
+        self._fetcher = fetcher
+
+    @property
+    def _position(self) -> int:
+        return self._fetcher.position
