@@ -36,10 +36,16 @@ def wait_until(met: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 class Worker:
-    """One `headrace worker`, with a data folder and a web port of its own."""
+    """One `headrace worker`, with a data folder and a web port of its own.
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self.folder, self.port = folder, free_port()
+    Args:
+        folder: for its data and log.
+        env: its settings.
+        module: a Python module with its arguments, instead of the product's own.
+    """
+
+    def __init__(self, folder: Path, env: dict[str, str], module: tuple[str, ...] = ()) -> None:
+        self.folder, self.port, self.module = folder, free_port(), module or ("app",)
         folder.mkdir(parents=True, exist_ok=True)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
         self.env = {**clean, **env, "HEADRACE_DATA_DIR": str(folder), "HEADRACE_WEB__PORT": str(self.port)}
@@ -63,7 +69,7 @@ class Worker:
         self.starts += 1
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "worker"],
+                [sys.executable, "-m", *self.module, "worker"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env, start_new_session=True,
                 cwd=Path(__file__).parents[2],
             )  # fmt: skip

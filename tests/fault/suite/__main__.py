@@ -1,0 +1,89 @@
+"""Runs faults against real processes and checks every topic afterwards.
+
+python -m tests.fault.suite                        all of them, once
+python -m tests.fault.suite --fault 6 --seed 3 --minutes 2
+python -m tests.fault.suite --seeds 1 2 3 --json build/chaos.json
+"""
+
+import argparse
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from app.broker.kafka import EmbeddedKafka
+from tests.fault.suite.faults import FAULTS
+from tests.fault.suite.rig import Outcome, Rig, say
+
+__all__ = ["main", "one"]
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[EmbeddedKafka]:
+    kafka = EmbeddedKafka(folder / "kafka")
+    kafka.start()
+    try:
+        yield kafka
+    finally:
+        kafka.kill()
+
+
+def one(kafka: EmbeddedKafka, folder: Path, number: str, seed: int, seconds: float) -> Outcome:
+    """One run of one fault."""
+    row = FAULTS[number]
+    say(f"fault {number}, {row.name}; seed {seed}")
+    rig = Rig(kafka, folder / f"{number}-{seed}-{time.time_ns()}", number, seed, seconds, **row.rig)
+    outcome = rig.run(row.act, row.started)
+    if row.stall_s is not None and outcome.stall_s > row.stall_s:
+        outcome.wrong["a partition stood still"] = 1
+        outcome.examples["a partition stood still"] = [f"{outcome.stall_s} s, {row.stall_s} s are allowed"]
+        outcome.right = False
+    verdict = "RIGHT" if outcome.right else f"WRONG {outcome.wrong}"
+    print(
+        f"fault {number:>3} seed {seed}: {verdict}; {outcome.seconds:.0f} s, {outcome.counts.get('records', 0)} records, "
+        f"progress after {outcome.progress_s} s, longest stall {outcome.stall_s} s", flush=True,
+    )  # fmt: skip
+    for what, examples in outcome.examples.items():
+        print(f"      {what}: {examples}", flush=True)
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fault", nargs="*", default=None, help=f"numbers: {', '.join(FAULTS)}")
+    parser.add_argument("--seed", "--seeds", dest="seeds", type=int, nargs="*", default=None)
+    parser.add_argument("--minutes", type=float, default=0.4, help="of load, at least")
+    parser.add_argument("--json", type=Path, default=None, help="outcomes are appended to this file, one a line")
+    parser.add_argument("--keep", type=Path, default=None, help="folder for logs and data; unset: a temporary one")
+    given = parser.parse_args()
+    seeds = given.seeds or [random.randrange(1000)]
+    numbers = [n for n in (given.fault or FAULTS) if n]
+    if unknown := [n for n in numbers if n not in FAULTS]:
+        parser.error(f"there is no fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the harness's own clients meet every fault too
+    wrong = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = given.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with broker(folder / f"broker-{time.time_ns()}") as kafka:
+            for seed in seeds:
+                for number in numbers:
+                    outcome = one(kafka, folder, number, seed, given.minutes * 60)
+                    if given.json is not None:
+                        given.json.parent.mkdir(parents=True, exist_ok=True)
+                        with given.json.open("a", encoding="utf-8") as out:
+                            out.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+                    if not outcome.right:
+                        wrong.append(f"{number} (seed {seed})")
+    print(f"{len(seeds) * len(numbers) - len(wrong)} right, wrong: {', '.join(wrong) or 'none'}", flush=True)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

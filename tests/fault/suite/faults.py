@@ -1,0 +1,282 @@
+"""The fault table of the design, one function a row: each breaks something while events flow, and heals it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fault.suite import state_faults
+from tests.fault.suite.rig import SESSION_S, Rig, say
+from tests.helpers.modelserver import Fault, answer, drip, hang, raw, reset, status
+from tests.helpers.processes import wait_until
+from tests.helpers.proxy import ADD_OFFSETS, END_TXN, INIT_PRODUCER, PRODUCE, TXN_OFFSET_COMMIT
+
+__all__ = ["FAULTS", "FaultRow"]
+
+STALL_S = 15.0
+"""No partition stands still for longer when workers come and go in good order; after a kill this beyond the session."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultRow:
+    """A row of the table.
+
+    Args:
+        name: as in the design.
+        act: what breaks and heals.
+        rig: more for `Rig`.
+        started: numbers of the workers that run from the start; None: all.
+        stall_s: a partition with input that stands still for longer is wrong; None: the fault itself stops it.
+    """
+
+    name: str
+    act: Callable[[Rig], None]
+    rig: dict[str, Any] = field(default_factory=dict)
+    started: list[int] | None = None
+    stall_s: float | None = None
+
+
+def backlog(rig: Rig, count: int = 3000) -> None:
+    """So that whatever comes falls into batches."""
+    rig.load.burst(rig.load.stream.take(count))
+
+
+def sigkill_mid_batch(rig: Rig) -> None:
+    for _ in range(3):
+        backlog(rig)
+        rig.rest(0.5, 3.0)
+        victim = rig.pick()
+        rig.kill(victim)
+        rig.start(victim)
+
+
+def at_point(point: str) -> Callable[[Rig], None]:
+    """Dies there twice, at passages drawn by the seed, with a worker that takes over meanwhile."""
+
+    def act(rig: Rig) -> None:
+        for _ in range(2):
+            backlog(rig, 1000)
+            rig.crash(rig.pick(), point, rig.rnd.randrange(2, 40))
+
+    return act
+
+
+def sigterm_with_calls(rig: Rig) -> None:
+    """Calls hang for longer than the stop may take, so some are in flight for certain."""
+    for _ in range(2):
+        victim = rig.pick()
+        rig.model_faults([hang(8)] * 8)
+        wait_until(lambda: rig.stub.get("counts")["in_flight"] > 0, 20, "calls in flight")
+        rig.stop(victim)
+        rig.start(victim)
+        rig.rest(3)
+
+
+def zombie(rig: Rig) -> None:
+    """Stopped for three session timeouts, so that the other one takes over; then it goes on where it was."""
+    victim = rig.pick()
+    backlog(rig, 8000)
+    rig.rest(0.3, 1.5)
+    rig.workers[victim].pause()
+    rig.lost(victim)
+    rig.rest(3 * SESSION_S)
+    backlog(rig, 2000)
+    rig.workers[victim].resume()
+    rig.rest(5)
+
+
+def thirty_kills(rig: Rig) -> None:
+    backlog(rig)
+    for _ in range(30):
+        rig.rest(0.3, 1.8)
+        victim = rig.rnd.randrange(len(rig.workers))
+        rig.kill(victim)
+        rig.start(victim)
+
+
+def scale(rig: Rig) -> None:
+    """One worker, three, and one: the one that is left came last."""
+    rig.start(1)
+    rig.start(2)
+    rig.rest(10)
+    rig.stop(0)
+    rig.rest(3)
+    rig.stop(1)
+    rig.compare_levels = False  # one holds now what three held
+
+
+def rolling_restart(rig: Rig) -> None:
+    """Other batches, calls and compression; results don't depend on them. Standbys hold more than was held before."""
+    rig.compare_levels = False
+    for number in range(len(rig.workers)):
+        rig.stop(number)
+        rig.start(
+            number, HEADRACE_DELIVERY__BATCH_RECORDS="500", HEADRACE_KAFKA__COMPRESSION="lz4",
+            HEADRACE_LLM__BATCH_ITEMS="5", HEADRACE_KAFKA__STANDBY_REPLICAS="1",
+        )  # fmt: skip
+        worker = rig.workers[number]
+        had = worker.ready_times()
+        wait_until(lambda w=worker, n=had: w.ready_times() > n, 40, "a restarted worker is ready")  # type: ignore[misc]
+        rig.rest(2)
+
+
+def broker_killed(rig: Rig) -> None:
+    backlog(rig)
+    rig.rest(0.5, 2.0)
+    rig.kill_broker()
+    rig.rest(2, 6)
+    rig.kafka.start()
+
+
+def broker_paused(rig: Rig) -> None:
+    rig.pause_broker()
+    rig.rest(30)
+    rig.resume_broker()
+
+
+def broker_absent(rig: Rig) -> None:
+    """Workers start while there is no broker. They may wait or end with a reason, as long as they come up after it."""
+    for number in range(len(rig.workers)):
+        rig.stop(number)
+    rig.kill_broker()
+    for number in range(len(rig.workers)):
+        rig.start(number)
+    rig.rest(10)
+    rig.kafka.start()
+
+
+def cut_off(rig: Rig) -> None:
+    """One of two, without a word and then with: connections refused, and then connections on which nothing comes."""
+    rig.proxy.cut()
+    rig.lost(0)
+    rig.rest(2 * SESSION_S)
+    rig.proxy.heal()
+    rig.rest(5)
+    backlog(rig)
+    rig.proxy.hold()
+    rig.rest(2 * SESSION_S)
+    rig.proxy.heal()
+
+
+def lost_answers(rig: Rig) -> None:
+    """What was asked is done, and the worker never hears of it."""
+    for request in (PRODUCE, END_TXN, TXN_OFFSET_COMMIT, ADD_OFFSETS, INIT_PRODUCER):
+        if request == INIT_PRODUCER:
+            rig.proxy.lose(END_TXN)  # the lane that breaks starts a producer
+        rig.proxy.lose(request, 2)
+        _until_lost(rig)
+    rig.proxy.halve(3)
+    _until_lost(rig)
+    rig.proxy.delay_s = 0.3
+    rig.rest(3)
+    rig.proxy.heal()
+
+
+def _until_lost(rig: Rig) -> None:
+    backlog(rig, 300)
+    wait_until(lambda: rig.proxy.left == 0, 40, "answers get lost")
+    rig.rest(1)
+
+
+def all_again(rig: Rig) -> None:
+    """Everything that was sent so far, once more and in another order."""
+    rig.rest(4)
+    pairs = [(record.key, record.value) for record in rig.read("raw")]
+    rig.rnd.shuffle(pairs)
+    rig.load.burst(pairs)
+    say(f"{len(pairs)} records again")
+
+
+def too_many(rig: Rig) -> None:
+    kinds = [
+        status(429, retry_after="1"),
+        status(429, retry_after="2"),
+        status(500),
+        status(503, retry_after="1"),
+        status(502),
+    ]
+    _bad_day(rig, [rig.rnd.choice(kinds) for _ in range(40)])
+
+
+def hangs(rig: Rig) -> None:
+    _bad_day(rig, [rig.rnd.choice([hang(), drip(), reset(), hang(2)]) for _ in range(30)])
+
+
+def bad_answers(rig: Rig) -> None:
+    """Missing, extra, doubled and unknown labels, cut and broken JSON. A text that is spoilt too often may go to review."""
+    rig.reviews_allowed = True
+    kinds = [
+        answer(missing=[1, 2, 3]), answer(extra={99: "payment", 0: "order"}), answer(twice={1: "order", 2: "nothing"}),
+        answer(wrong={1: "paymnt"}), answer(cut_at=1), raw("{"), raw('{"error": {"code": 500, "message": "x"}}'),
+        answer(prefix="```json\n", suffix="\n```"), answer(missing=[1], prefix="<think>1: order</think>"),
+    ]  # fmt: skip
+    faults = []
+    for _ in range(60):
+        fault = Fault(**vars(rig.rnd.choice(kinds)))
+        fault.kind = "bad-item" if fault.kind == "answer" else fault.kind
+        faults += [fault] if rig.rnd.random() < 0.6 else [Fault()]
+    _bad_day(rig, faults)
+
+
+def _bad_day(rig: Rig, faults: list[Fault]) -> None:
+    rig.rounds = 20
+    rig.model_faults(faults)
+    wait_until(lambda: rig.faults_left() == 0, 90, "the model server's faults are used up")
+
+
+def clocks(rig: Rig) -> None:
+    """Producers jump ahead by a minute, then far ahead, then back; and a worker's own clock is an hour ahead."""
+    rig.kill(1)
+    rig.workers[1].module = ("tests.fault.suite.odd", "clock:3600")
+    rig.start(1)
+    for ahead_ms in (60_000, 0, 700_000, 0, -30_000, 0):
+        rig.load.stream.ahead_ms = ahead_ms
+        rig.rest(2)
+    rig.kill(1)
+    rig.workers[1].module = ("app",)
+    rig.start(1)
+    rig.load.stream.ahead_ms = 60_000  # what is sent at the end must be ahead of all
+
+
+def storm(rig: Rig) -> None:
+    """A worker joins and leaves every 5 s."""
+    for _ in range(max(3, int(rig.seconds / 5))):
+        rig.start(2)
+        rig.rest(4, 5)
+        rig.stop(2)
+    rig.start(2)
+
+
+KILL_STALL_S = STALL_S + SESSION_S
+SMALL = {"HEADRACE_DELIVERY__BATCH_RECORDS": "50", "HEADRACE_DELIVERY__COMMIT_INTERVAL_MS": "300"}
+"""Many small transactions: a process that is stopped holds some that it could still write."""
+ROUNDS = {"HEADRACE_CLASSIFY__MAX_ROUNDS": "20"}
+
+FAULTS: dict[str, FaultRow] = {
+    "1": FaultRow(name="SIGKILL mid-batch", act=sigkill_mid_batch, stall_s=KILL_STALL_S),
+    "2": FaultRow(name="killed after a model's answer, before its transaction", act=at_point("answered")),
+    "3": FaultRow(name="killed inside a transaction, before its commit", act=at_point("uncommitted")),
+    "4": FaultRow(name="killed after the commit, before the local write", act=at_point("committed")),
+    "5": FaultRow(name="SIGTERM with calls in flight", act=sigterm_with_calls, stall_s=STALL_S),
+    "6": FaultRow(name="SIGSTOP for three session timeouts, then SIGCONT", act=zombie, rig={"env": SMALL}),
+    "7": FaultRow(name="thirty SIGKILLs at random", act=thirty_kills, rig={"workers": 3}),
+    "8": FaultRow(name="scale 1-3-1", act=scale, rig={"workers": 3}, started=[0], stall_s=STALL_S),
+    "9": FaultRow(name="rolling restart with other settings", act=rolling_restart, stall_s=STALL_S),
+    "10": FaultRow(name="broker SIGKILL and restart", act=broker_killed),
+    "11": FaultRow(name="broker paused 30 s", act=broker_paused),
+    "12": FaultRow(name="broker absent at start", act=broker_absent),
+    "13": FaultRow(name="one worker cut off by a TCP proxy", act=cut_off, rig={"proxied": [0]}),
+    "14": FaultRow(name="answers of produce, offset and commit lost", act=lost_answers, rig={"proxied": [0, 1]}),
+    "15": FaultRow(name="the whole input again, shuffled", act=all_again),
+    "16": FaultRow(name="a burst of 429 and 5xx with Retry-After", act=too_many, rig={"env": ROUNDS}),
+    "17": FaultRow(name="model server hangs, drips, resets", act=hangs, rig={"env": ROUNDS}),
+    "18": FaultRow(name="bad answers of a model", act=bad_answers, rig={"env": ROUNDS}),
+    "19": FaultRow(name="late events, clock jumps", act=clocks),
+    "20a": FaultRow(name="local State lost, of another partition, damaged", act=state_faults.folders),
+    "20b": FaultRow(name="changelog lost, local State there", act=state_faults.changelog, rig={"workers": 1}),
+    "20c": FaultRow(name="changelog and local State lost", act=state_faults.both, rig={"workers": 1}),
+    "21a": FaultRow(name="input topic recreated", act=state_faults.recreated, rig={"workers": 1}),
+    "21b": FaultRow(name="input cut at its start by retention", act=state_faults.cut, rig={"workers": 1}),
+    "22": FaultRow(name="the group's offsets reset, then deleted", act=state_faults.offsets),
+    "23": FaultRow(name="rebalance storm", act=storm, rig={"workers": 3}, started=[0, 1]),
+}
+"""Numbers as in the design; 23 is beyond it."""

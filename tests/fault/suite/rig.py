@@ -1,0 +1,424 @@
+"""One fault run: a model server, workers, a load and a watch around a broker; then the check of all topics.
+
+A fault is a function of a `Rig`. It breaks something while events flow, and returns when it has put it right again.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from app.broker.kafka import EmbeddedKafka
+from tests.fault.models import StubProcess
+from tests.fault.suite.checker import Findings, Snapshot, check
+from tests.fault.suite.load import CONFIG, PARTITIONS, Load
+from tests.fault.suite.truth import Place
+from tests.fault.suite.watch import Level, Watch, level_of, longest_stall_s
+from tests.helpers import topics
+from tests.helpers.modelserver import Fault
+from tests.helpers.processes import Worker, wait_until
+from tests.helpers.proxy import KafkaProxy
+
+__all__ = ["HEAL_S", "SESSION_S", "Outcome", "Rig", "say"]
+
+SESSION_S = 6
+"""The least that the broker allows."""
+HEAL_S = 60.0
+"""I5: progress on every partition within this after healing."""
+DRAIN_S = 120.0
+STOP_S = 15.0
+STEADY_RESULTS = 150
+TOPICS = (
+    "raw", "rekeyed", "clean-events", "sink-noise", "dead-letter", "agg-events", "late-events", "agent-trigger",
+    "model-requests", "ai-results", "manual-review", "headrace-ingest-raw-changelog",
+    "headrace-ingest-rekeyed-changelog", "headrace-classify-changelog",
+)  # fmt: skip
+CONCURRENCY, BATCH = 4, 20
+LEVEL_THREADS, LEVEL_HANDLES, LEVEL_MB = 4, 40, 150
+"""What a worker may hold more at the end than before the fault: libraries start threads and open files lazily."""
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}   {text}", flush=True)
+
+
+@dataclass
+class Outcome:
+    """What a run showed. Goes into the JSON."""
+
+    fault: str
+    seed: int
+    seconds: float = 0.0
+    right: bool = False
+    wrong: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    progress_s: float | None = None
+    """From healing until every partition had moved."""
+    stall_s: float = 0.0
+    """The longest that a partition with input didn't move."""
+    restarts: int = 0
+    ended_by_themselves: list[str] = field(default_factory=list)
+    """Last words of workers that nobody ended."""
+    notes: list[str] = field(default_factory=list)
+
+
+def _last_words(worker: Worker) -> str:
+    """Why a worker says that it ended."""
+    lines = worker.log.read_text(errors="replace")[-20_000:].splitlines()
+    told = [line for line in lines if re.search(r" CRITICAL | ERROR headrace|^headrace: |Error: ", line)]
+    return (told or lines or ["nothing"])[-1]
+
+
+class Rig:
+    """Everything around one run.
+
+    Args:
+        kafka: a running broker; faults may kill, pause and start it.
+        folder: of this run alone.
+        name: of the fault; makes the topic prefix.
+        seed: of the load and the schedule.
+        seconds: how long the load lasts at least.
+        workers: how many are started.
+        rate: events a second.
+        command: another program than the product's own, for builds with something wrong.
+        env: more settings of the workers.
+        stub: options of the model server.
+        proxied: numbers of the workers that reach the broker through a proxy.
+    """
+
+    def __init__(
+        self, kafka: EmbeddedKafka, folder: Path, name: str, seed: int, seconds: float, *, workers: int = 2,
+        rate: int = 250, command: tuple[str, ...] = (), env: dict[str, str] | None = None,
+        stub: dict[str, Any] | None = None, proxied: list[int] | None = None,
+    ) -> None:  # fmt: skip
+        self.kafka, self.folder, self.seed, self.seconds = kafka, folder, seed, seconds
+        self.prefix = f"f{name}-{seed}-"
+        self.rnd = random.Random(seed)
+        folder.mkdir(parents=True)
+        config = folder / "headrace.toml"
+        config.write_text(CONFIG.format(prefix=self.prefix), encoding="utf-8")
+        self.stub = StubProcess(**({"latency_ms": 40} | (stub or {})))
+        self.env = {
+            "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": self.prefix,
+            "HEADRACE_KAFKA__PARTITIONS": str(PARTITIONS),
+            "HEADRACE_CONFIG": str(config), "HEADRACE_KAFKA__SESSION_TIMEOUT_S": str(SESSION_S),
+            "HEADRACE_DELIVERY__BATCH_RECORDS": "200", "HEADRACE_LIGHT__BATCH": "4",
+            "HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{self.stub.port}/v1", "HEADRACE_LLM__MODEL": "stub",
+            "HEADRACE_LLM__TIMEOUT_S": "3", "HEADRACE_LLM__CONCURRENCY": str(CONCURRENCY),
+            "HEADRACE_LLM__BATCH_ITEMS": str(BATCH), "HEADRACE_LLM__BATCH_WAIT_MS": "200",
+            "HEADRACE_LLM__BREAKER__OPEN_S": "1", "HEADRACE_CLASSIFY__RETRY_S": "1", **(env or {}),
+        }  # fmt: skip
+        self.command = command
+        self.workers = [Worker(folder / f"w{n}", dict(self.env), command) for n in range(workers)]
+        self.proxy = KafkaProxy(kafka.port)
+        self._proxied = bool(proxied)
+        if proxied:
+            self.proxy.__enter__()
+        for number in proxied or ():
+            self.workers[number].env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"] = f"127.0.0.1:{self.proxy.port}"
+        self.load = Load(kafka.bootstrap, f"{self.prefix}raw", seed, rate)
+        self.watch = Watch(kafka.bootstrap, self.prefix)
+        self.outcome = Outcome(name, seed)
+        self.reviews_allowed = False
+        self.rounds = 1
+        self.compare_levels = True
+        self.expects_stop = ""
+        """Words with which partitions must stop; the usual check doesn't apply then."""
+        self.offsets_touched = False
+        """Somebody else commits offsets of the group."""
+        self.held: list[Any] = []
+        """The input before its start was cut."""
+        self.gone: set[Place] = set()
+        """Records that nobody could read."""
+        self._losses = 0
+        self._calls: list[Any] = []
+        self._down: set[int] = set()
+        self._said: dict[int, int] = {}
+        """How long each worker's log was when it was last started."""
+        self._guarding = threading.Event()
+        self._guard = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def _supervise(self) -> None:
+        """Starts a worker again that ended without being told to, as a deployment would."""
+        while not self._guarding.wait(0.5):
+            for number, worker in enumerate(self.workers):
+                process = worker.process
+                if number in self._down or process is None or process.poll() is None:
+                    continue
+                words = _last_words(worker)
+                self.outcome.ended_by_themselves.append(f"worker {number}, status {process.returncode}: {words}"[:400])
+                say(self.outcome.ended_by_themselves[-1])
+                self.start(number)
+
+    def _rebalanced(self) -> None:
+        """All lanes are given up and taken again, those of workers that stay too."""
+        self._losses += len(self.workers) - len(self._down)
+
+    def start(self, number: int, **env: str) -> None:
+        """Starts a worker (again), with other settings if any are given."""
+        worker = self.workers[number]
+        worker.env = {k: v for k, v in worker.env.items() if k != "HEADRACE_TEST_CRASH"} | env
+        self.outcome.restarts += worker.starts > 0
+        self._said[number] = len(worker.log.read_text(errors="replace")) if worker.log.exists() else 0
+        worker.start()
+        self._down.discard(number)
+        self._rebalanced()
+
+    def kill(self, number: int) -> None:
+        """SIGKILL; nobody starts it again."""
+        self._rebalanced()
+        self._down.add(number)
+        self.workers[number].kill()
+
+    def stop(self, number: int) -> None:
+        """SIGTERM, and its end in good order."""
+        self._rebalanced()
+        self._down.add(number)
+        worker = self.workers[number]
+        said = worker.log.read_text(errors="replace")[self._said.get(number, 0) :]
+        status = worker.stop(STOP_S)
+        if status != 0 and "headrace.delivery: ready;" in said:  # before that Python's own way of ending is as good
+            self.wrong("stop", f"worker {number} ended with status {status} on SIGTERM")
+
+    def pick(self) -> int:
+        """A worker that runs."""
+        return self.rnd.choice([n for n in range(len(self.workers)) if n not in self._down])
+
+    def lost(self, number: int) -> None:
+        """A worker will lose its partitions without ending: calls in flight may be asked again."""
+        self._rebalanced()
+
+    def pause_broker(self) -> None:
+        os.kill(self.kafka.pid, signal.SIGSTOP)
+        self._losses += len(self.workers)
+
+    def kill_broker(self) -> None:
+        self.kafka.kill()
+        self._losses += len(self.workers)
+
+    def resume_broker(self) -> None:
+        os.kill(self.kafka.pid, signal.SIGCONT)
+
+    def crash(self, number: int, point: str, count: int, seconds: float = 40) -> None:
+        """Has a worker die at a point of `app.crash`, and starts it again."""
+        self.stop(number)
+        self.start(number, HEADRACE_TEST_CRASH=f"{point}:{count}")
+        worker = self.workers[number]
+        self._down.add(number)
+        process = worker.process
+        assert process is not None
+        wait_until(lambda: process.poll() is not None, seconds, f"worker {number} dies at {point}; see {worker.log}")
+        assert process.returncode == -9, f"worker {number} ended with {process.returncode} instead of dying at {point}"
+        say(f"worker {number} died at {point}")
+        self.start(number)
+
+    def rest(self, low: float, high: float | None = None) -> None:
+        """Lets events flow for a time drawn by the seed: faults have to fall into real work."""
+        time.sleep(low if high is None else self.rnd.uniform(low, high))
+
+    # -- model server ----------------------------------------------------------------------------------------------
+
+    def model_faults(self, faults: list[Fault]) -> None:
+        """The next calls go wrong so."""
+        body = [asdict(fault) for fault in faults]
+        httpx.post(f"http://127.0.0.1:{self.stub.port}/faults", json=body, timeout=10).raise_for_status()
+
+    def faults_left(self) -> int:
+        answer = httpx.post(f"http://127.0.0.1:{self.stub.port}/faults", json=[], timeout=10)
+        return int(answer.json()["left"])
+
+    # -- what is seen ----------------------------------------------------------------------------------------------
+
+    def wrong(self, what: str, example: object, n: int = 1) -> None:
+        self.outcome.wrong[what] = self.outcome.wrong.get(what, 0) + n
+        self.outcome.examples.setdefault(what, []).append(str(example)[:300])
+
+    def note(self, text: str) -> None:
+        self.outcome.notes.append(text)
+        say(text)
+
+    def read(self, topic: str) -> list[Any]:
+        return asyncio.run(topics.read(self.kafka.bootstrap, self.prefix + topic, PARTITIONS))
+
+    def results(self) -> int:
+        return sum(asyncio.run(topics.end_offsets(self.kafka.bootstrap, f"{self.prefix}ai-results")).values())
+
+    def logs(self) -> str:
+        return "\n".join(w.log.read_text(errors="replace") for w in self.workers if w.log.exists())
+
+    def levels(self) -> list[Level]:
+        return [level_of(w.pid) for n, w in enumerate(self.workers) if n not in self._down]
+
+    # -- the run ---------------------------------------------------------------------------------------------------
+
+    def run(self, fault: Callable[["Rig"], None], started: list[int] | None = None) -> Outcome:
+        """Starts everything, breaks and heals, waits for the end, and checks."""
+        begun = time.monotonic()
+        children = len(psutil.Process().children(recursive=True))
+        try:
+            self._begin(started)
+            before = self.levels()
+            flowing = time.monotonic()
+            fault(self)
+            self._recover()
+            if not self.expects_stop:
+                self.rest(max(2.0, self.seconds - (time.monotonic() - flowing)))
+                self._end(before)
+        except AssertionError as error:
+            self.wrong("run", error)
+        finally:
+            self._clean_up()
+        if self.outcome.wrong.get("run") or not self.expects_stop:
+            self._check()
+        left = len(psutil.Process().children(recursive=True)) - children
+        if left > 0:
+            self.wrong("processes left", left)
+        self.outcome.seconds = round(time.monotonic() - begun, 1)
+        self.outcome.right = not self.outcome.wrong
+        return self.outcome
+
+    def _begin(self, started: list[int] | None) -> None:
+        asyncio.run(topics.create(self.kafka.bootstrap, f"{self.prefix}raw", PARTITIONS))
+        self.stub.start()
+        for number, worker in enumerate(self.workers):
+            if started is None or number in started:
+                worker.start()
+            else:
+                self._down.add(number)
+        for number, worker in enumerate(self.workers):
+            if number not in self._down:
+                wait_until(worker.ready_times, 60, f"worker ready; see {worker.log}")
+        self._guard.start()
+        self.load.start()
+        self.watch.start()
+        wait_until(lambda: self.results() > STEADY_RESULTS, 60, "results flow")
+        say("results flow")
+
+    def _recover(self) -> None:
+        """I5: every partition moves within 60 s."""
+        if self.expects_stop:
+            return
+        healed = time.monotonic()
+        places = [("raw", partition) for partition in range(PARTITIONS)]
+        wait_until(lambda: self.watch.last.at > healed, 30, "the broker answers")
+        first = self.watch.last
+
+        def moved() -> bool:
+            now, then = self.watch.last, first.committed
+            stands = {p: now.committed.get(p, -1) for p in places}
+            return all(stands[p] > then.get(p, 0) or stands[p] >= now.ends.get(p, 0) for p in places)
+
+        wait_until(moved, HEAL_S, "I5: progress on every partition after healing")
+        self.outcome.progress_s = round(time.monotonic() - healed, 1)
+        say(f"healed; every partition moved after {self.outcome.progress_s} s")
+
+    def _end(self, before: list[Level]) -> None:
+        self.load.end()
+        asyncio.run(self.load.flush())
+        wait_until(self._drained, DRAIN_S, "all input is done")
+        self._await_results()
+        if self.compare_levels:
+            self._compare(before)
+        for number in range(len(self.workers)):
+            if number not in self._down:
+                self.stop(number)
+
+    def _drained(self) -> bool:
+        last = self.watch.last
+        return bool(last.ends) and all(
+            last.committed.get(("raw", p), 0) >= last.ends.get(("raw", p), 1) for p in range(PARTITIONS)
+        )
+
+    def _await_results(self) -> None:
+        """All that was asked of models is answered, all windows are out."""
+
+        def there() -> bool:
+            asked = {json.loads(r.value)["event_id"] for r in self.read("model-requests")}
+            ended = {json.loads(r.value)["event_id"] for t in ("ai-results", "manual-review") for r in self.read(t)}
+            rekeyed = {json.loads(r.value)["event_id"] for r in self.read("rekeyed")}
+            clean = {dict(r.headers)["headrace.event-id"].decode() for r in self.read("clean-events")}
+            clean |= {dict(r.headers)["headrace.event-id"].decode() for r in self.read("sink-noise")}
+            return asked <= ended and rekeyed <= clean
+
+        end = time.monotonic() + DRAIN_S
+        quiet = -1
+        while time.monotonic() < end:
+            windows = len(self.read("agg-events"))
+            if there() and windows == quiet:
+                return
+            quiet = windows
+            time.sleep(1.0)  # topics are read whole, so not often
+        self.wrong("not finished", f"no end within {DRAIN_S:.0f} s")
+
+    def _compare(self, before: list[Level]) -> None:
+        """Threads, handles and memory of each worker, against the most that one held before the fault."""
+        for level in self.levels():
+            for what, now, was, more in (
+                ("threads", level.threads, max(b.threads for b in before), LEVEL_THREADS),
+                ("handles", level.handles, max(b.handles for b in before), LEVEL_HANDLES),
+                ("memory_mb", level.memory_mb, max(b.memory_mb for b in before), LEVEL_MB),
+            ):
+                if now > was + more:
+                    self.wrong(f"{what} didn't come back", f"{was} before, {now} after")
+        self.outcome.counts["memory_mb"] = max(level.memory_mb for level in self.levels())
+
+    def _clean_up(self) -> None:
+        self._guarding.set()
+        if self._guard.is_alive():
+            self._guard.join(10)
+        self._calls = self.stub.get("calls") if self.stub._process is not None else []
+        for worker in self.workers:
+            if worker.process is not None and worker.process.poll() is None:
+                try:
+                    worker.resume()
+                finally:
+                    worker.kill()
+        if self.load._thread.is_alive():
+            self.load.end()
+        if self.watch._thread.is_alive():
+            self.watch.end()
+        self.stub.kill()
+        if self._proxied:
+            self.proxy.__exit__()
+
+    def snapshot(self) -> Snapshot:
+        group = f"{self.prefix}headrace"
+        found = {topic: self.read(topic) for topic in TOPICS}
+        if self.held:
+            first = {r.partition: r.offset for r in reversed(found["raw"])}
+            old = [r for r in self.held if r.offset < first.get(r.partition, 1 << 62)]
+            merged = sorted([*old, *found["raw"]], key=lambda r: (r.partition, r.offset))
+            found["raw"] = [r for r in merged if (r.partition, r.offset) not in self.gone]
+        return Snapshot(
+            self.prefix,
+            found,
+            self._calls,
+            {"raw": asyncio.run(topics.committed(self.kafka.bootstrap, group, f"{self.prefix}raw", PARTITIONS))},
+            [] if self.offsets_touched else self.watch.samples,
+            losses=self._losses,
+            reviews_allowed=self.reviews_allowed,
+            rounds=self.rounds,
+            in_flight=CONCURRENCY * BATCH * 2,  # answers on their way to a transaction are as many again
+        )
+
+    def _check(self) -> None:
+        found: Findings = check(self.snapshot())
+        for what, n in found.wrong.items():
+            self.outcome.wrong[what] = self.outcome.wrong.get(what, 0) + n
+        self.outcome.examples |= found.examples
+        self.outcome.counts |= found.counts
+        self.outcome.stall_s = round(longest_stall_s(self.watch.samples), 1)
