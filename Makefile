@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 PYTHON ?= python3
 # Offline after the first install: nothing below asks an index again while the stamp is newer than these files.
 DEPS := pyproject.toml constraints.txt
+# Each has a Kafka of its own; most tests wait more than they work.
+TEST_JOBS ?= 2
 
 .PHONY: help install run test check-all lint format typecheck cov chaos bench image clean
 
@@ -27,7 +29,7 @@ run: $(STAMP) ## start broker, model server, worker and a demo stream; Ctrl-C st
 
 test: $(STAMP) ## lint, types, and every test but the long ones (real Kafka, real model server)
 	@$(MAKE) --no-print-directory lint typecheck
-	@$(BIN)/python -m pytest -q --durations=10 tests/unit tests/property tests/contract tests/integration tests/fault/test_kills.py
+	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --durations=10 tests/unit tests/property tests/contract tests/integration tests/fault/test_kills.py
 
 lint: $(STAMP) ## ruff and the import contract
 	@$(BIN)/ruff check .

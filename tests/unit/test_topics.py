@@ -15,9 +15,9 @@ from tests.helpers.topics import create
 OURS = {
     "rekeyed", "agg-events", "late-events", "agent-trigger",
     "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
-    "budget", "budget-grants",
+    "budget", "budget-grants", "api-keys", "redriven", "gateway-replies",
 }  # fmt: skip
-SINGLE = {"workers", "budget-grants"}
+SINGLE = {"workers", "budget-grants", "api-keys", "redriven", "gateway-replies"}
 """Topics of one partition."""
 
 
