@@ -1,4 +1,7 @@
-"""Budget: keeps the day's accounts of all tasks and grants leases. One owner an account, whichever worker that is."""
+"""Budget: keeps the accounts of all tasks' days and all providers' minutes, and grants leases of them.
+
+One owner an account, whichever worker that is.
+"""
 
 import asyncio
 import contextlib
@@ -19,14 +22,14 @@ from app.delivery.probe import probe
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.kafka import client_kwargs
-from app.llm.budget import Account, Request, grant, settle
+from app.llm.budget import LATE_MS, Account, Request, Terms, free_in_ms, grant, settle, terms_of, turn
 from app.llm.purse import Purse
 from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Bad
 from tables.accounts import ACCOUNTS, account_key
 
-__all__ = ["Budget", "KafkaBank", "declare"]
+__all__ = ["Budget", "KafkaBank", "answer", "declare"]
 
 log = logging.getLogger("headrace.budget")
 
@@ -46,15 +49,36 @@ class Grant(msgspec.Struct, kw_only=True):
 
     worker: str
     lease: str
-    task: str
+    account: str
     day: str
-    usd: float
+    amount: float
     """0: refused."""
     final: bool = False
     """Refused for the day: not even what others may give back would do."""
+    wait_s: float | None = None
+    """Refused for now: a minute has room after this, at the latest."""
 
 
 _read_grant = msgspec.json.Decoder(Grant).decode
+
+
+def answer(request: Request, account: Account, terms: Terms | None, now_ms: int) -> Grant:
+    """What the stage says to who asks for a lease; changes the account, which is turned to now."""
+    given = Grant(
+        worker=request.worker, lease=request.lease, account=request.account, day=request.day, amount=request.amount
+    )
+    if terms is None:  # the limit was taken out of the settings
+        return given
+    least = request.least
+    if terms.minute_s:
+        end_ms = now_ms + round(terms.lease_s * 1000) + LATE_MS
+        given.amount = grant(account, request.lease, request.amount, terms.limit, least, end_ms)
+        if not given.amount:
+            given.wait_s = free_in_ms(account, terms, least, now_ms) / 1000
+    else:
+        given.amount = grant(account, request.lease, request.amount, terms.limit, least)
+        given.final = terms.limit - account.settled < max(least, 1e-9)
+    return given
 
 
 class Budget:
@@ -62,7 +86,7 @@ class Budget:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.limits = {task.name: settings.day_usd(task) for task in settings.tasks}
+        self.terms = terms_of(settings)
         self.grants, self.dead_topic = settings.topic("budget-grants"), settings.topic("dead-letter")
         self._next_ms: dict[Lane, int] = {}
 
@@ -75,45 +99,41 @@ class Budget:
             except msgspec.MsgspecError as error:
                 self._bury(batch.out, record, Bad(reason="bad-request", message=str(error)))
                 continue
-            key = account_key(request.task, request.day)
+            key = account_key(request.account, request.day)
             account = accounts.get(key) or batch.state.get(ACCOUNTS, key) or Account()
             accounts[key] = account
-            limit = self.limits.get(request.task)
+            terms, now_ms = self.terms.get(request.account), batch.out.now_ms
+            if terms is not None:
+                turn(account, terms, now_ms)
             if request.kind == "settle":
-                settle(account, request.lease, request.usd)
+                minute_s = terms.minute_s if terms is not None else 0.0
+                settle(account, request.lease, request.amount, now_ms + round(minute_s * 1000) if minute_s else None)
             else:
-                batch.out.send(self.grants, key, _json(self._answer(request, account, limit)))
-            self._show(request, account, limit)
+                batch.out.send(self.grants, key, _json(answer(request, account, terms, now_ms)))
+            if terms is not None:
+                self._show(request.account, account, terms)
         for key, account in accounts.items():
             batch.out.put(ACCOUNTS, key, account)
 
-    @staticmethod
-    def _answer(request: Request, account: Account, limit: float | None) -> Grant:
-        usd = request.usd
-        if limit is not None:
-            usd = grant(account, request.lease, request.usd, limit, request.least_usd)
-        return Grant(
-            worker=request.worker, lease=request.lease, task=request.task, day=request.day, usd=usd,
-            final=limit is not None and limit - account.settled_usd < max(request.least_usd, 1e-9),
-        )  # fmt: skip
-
-    def _show(self, request: Request, account: Account, limit: float | None) -> None:
-        if limit is None:
+    def _show(self, name: str, account: Account, terms: Terms) -> None:
+        if terms.minute_s:
+            provider, _, kind = name.removeprefix("@").rpartition("/")
+            metrics.MINUTE_SHARE.labels(provider, kind).set(account.spent / terms.limit)
             return
         gauge = metrics.BUDGET_USD
-        gauge.labels(request.task, "limit").set(limit)
-        gauge.labels(request.task, "settled").set(account.settled_usd)
-        gauge.labels(request.task, "leased").set(account.leased_usd)
-        if account.spent_usd >= self.settings.budget.alert_share * limit and not account.alerted:
+        gauge.labels(name, "limit").set(terms.limit)
+        gauge.labels(name, "settled").set(account.settled)
+        gauge.labels(name, "leased").set(account.leased)
+        if account.spent >= self.settings.budget.alert_share * terms.limit and not account.alerted:
             account.alerted = True
-            metrics.BUDGET_ALERTS.labels(request.task).inc()
+            metrics.BUDGET_ALERTS.labels(name).inc()
             log.error(
                 "task %s has spent %.0f%% of its budget of the day (%.4f of %.4f US dollars); at the limit its events: %s",
-                request.task,
-                100 * account.spent_usd / limit,
-                account.spent_usd,
-                limit,
-                self.settings.over_budget(request.task),
+                name,
+                100 * account.spent / terms.limit,
+                account.spent,
+                terms.limit,
+                self.settings.over_budget(name),
             )
 
     def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
@@ -138,7 +158,8 @@ class Budget:
     @staticmethod
     def _old(view: View, now_ms: int) -> list[bytes]:
         limit = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ms / 1000 - KEEP_DAYS * 86_400))
-        return [key for key, _ in view.scan(ACCOUNTS) if key.rpartition(b"|")[2].decode() < limit]
+        days = [(key, key.rpartition(b"|")[2].decode()) for key, _ in view.scan(ACCOUNTS)]
+        return [key for key, day in days if day and day < limit]  # minutes have no day, and are few
 
     def ready(self, lane: Lane) -> None:
         """Nothing to take up: accounts are read when they are asked for."""
@@ -170,7 +191,7 @@ class KafkaBank:
         """See `Bank.send`."""
         await self._ready.wait()
         assert self._producer is not None
-        key = account_key(request.task, request.day)
+        key = account_key(request.account, request.day)
         partition = partition_for(key, self._app.delivery.partitions[self._topic])
         with contextlib.suppress(KafkaError):  # the purse asks again; a settlement that is lost stays spent
             await self._producer.send_and_wait(self._topic, _json(request), key, partition=partition)
@@ -193,7 +214,9 @@ class KafkaBank:
                         for record in (await consumer.getmany(timeout_ms=200)).get(grants, []):
                             answer = _read_grant(record.value)
                             if answer.worker == purse.worker:
-                                purse.granted(answer.lease, answer.task, answer.day, answer.usd, answer.final)
+                                purse.granted(
+                                    answer.lease, answer.account, answer.day, answer.amount, answer.final, answer.wait_s
+                                )
                         if time.monotonic() - tidied > TIDY_EVERY_S:
                             tidied = time.monotonic()
                             await purse.tidy()
@@ -210,8 +233,8 @@ class KafkaBank:
 
 
 def declare(app: App) -> None:
-    """Adds the budget stage, where a task has a budget."""
-    if app.settings.has_budget:
+    """Adds the budget stage, where a task has a budget or a provider a limit of a minute."""
+    if terms_of(app.settings):
         add_stage(
             app,
             name="budget",

@@ -19,6 +19,7 @@ from app.core import App, add_stage
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
+from app.llm.budget import terms_of
 from app.llm.purse import Purse
 from app.logic.dead import dead_headers
 from app.settings import Settings
@@ -110,7 +111,7 @@ def declare(app: App) -> None:
     if not settings.tasks:
         return
     bank = KafkaBank(app)
-    purse = Purse(settings, bank) if settings.has_budget else None
+    purse = Purse(settings, bank) if terms_of(settings) else None
     logic = Classify(settings, app, purse)
     add_stage(
         app,

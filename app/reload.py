@@ -12,6 +12,7 @@ from typing import Any
 from app import metrics
 from app.core import App
 from app.errors import SettingsError
+from app.llm.budget import Terms, terms_of
 from app.settings import Settings, load
 
 __all__ = ["take", "watch"]
@@ -79,7 +80,13 @@ def _changed(old: Settings, new: Settings) -> set[str]:
     money = [(task.name, old.day_usd(task)) for task in old.tasks]
     if money != [(task.name, new.day_usd(task)) for task in new.tasks] and (old.has_budget or new.has_budget):
         found.add("tasks with a budget")
+    if _minutes(old) != _minutes(new):
+        found.add("llm requests_per_minute and tokens_per_minute")
     return found
+
+
+def _minutes(settings: Settings) -> dict[str, Terms]:
+    return {name: terms for name, terms in terms_of(settings).items() if terms.minute_s}
 
 
 def _stamps(app: App, path: Path) -> dict[Path, tuple[int, int] | None]:

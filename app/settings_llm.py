@@ -28,6 +28,11 @@ class BudgetSettings(Section):
     )
     timezone: str = Field("UTC", description="IANA zone in which a day begins.")
     period_s: float = Field(86_400.0, ge=1, description="Length of a day. Anything else is for tests.")
+    minute_s: float = Field(
+        60.0,
+        ge=1,
+        description="Length of the minute of requests_per_minute and tokens_per_minute. Anything else is for tests.",
+    )
     lease_share: float = Field(
         0.01, gt=0, le=1, description="Share of the limit that a worker takes at once: more costs fewer messages, less "
         "leaves less unused in others' hands near the limit."
@@ -70,6 +75,15 @@ class ProviderSettings(Section):
         "", pattern=r"^(https?|socks5h?)://|^$", description="Proxy for this provider; empty: none set here."
     )
     concurrency: int = Field(10, ge=1, le=1000, description="Calls in flight a worker.")
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Calls in any minute, of all workers together; unset: no limit. Shared out by leases."
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens in any minute, likewise. A call counts as its upper bound (bytes of the prompt, longest answer) "
+        "until it is answered.",
+    )
     connect_timeout_s: float = Field(5.0, gt=0, description="To open a connection.")
     read_timeout_s: float = Field(60.0, gt=0, le=600, description="Between two pieces of an answer.")
     timeout_s: float = Field(60.0, gt=0, le=600, description="A whole call, slow drips included.")

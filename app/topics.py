@@ -67,9 +67,9 @@ OURS = (
         config={"cleanup.policy": "compact,delete"},
     ),
     Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True),
-    Topic(name="budget", key="task and day", value="lease that is asked for or given back", written_by="classify"),
+    Topic(name="budget", key="task and day, or provider", value="lease that is asked for or given back", written_by="classify"),
     Topic(
-        name="budget-grants", key="task and day", value="lease that is granted, or refused", written_by="budget",
+        name="budget-grants", key="task and day, or provider", value="lease that is granted, or refused", written_by="budget",
         partitions=1, config={"retention.ms": str(DAY_MS)},
     ),
     Topic(

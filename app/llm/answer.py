@@ -15,7 +15,15 @@ from typing import Any
 
 from app.errors import ModelError, ModelRefused, ModelUnavailable
 
-__all__ = ["Completion", "PromptRefused", "SchemaRefused", "completion_of", "error_of", "parse_retry_after"]
+__all__ = [
+    "Completion",
+    "PromptRefused",
+    "SchemaRefused",
+    "completion_of",
+    "error_of",
+    "is_retryable",
+    "parse_retry_after",
+]
 
 RETRYABLE = frozenset({408, 409, 425, 429})
 """Beside 5xx. 409 and 425: the server asks to come again; all other 4xx say that the request itself is wrong."""
@@ -88,6 +96,11 @@ def _http_date(text: str) -> datetime | None:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
+def is_retryable(status: int) -> bool:
+    """Whether the same call may pass later."""
+    return status in RETRYABLE or status >= 500
+
+
 def error_of(status: int, body: bytes, retry_after_s: float | None = None) -> ModelError:
     """The typed error of an answer that isn't 200.
 
@@ -107,7 +120,7 @@ def _error(status: int, error: object, text: str, retry_after_s: float | None) -
     message = f"model server answered {status}" + (f" ({shown})" if shown else "")
     if QUOTA_WORDS & set(codes):
         return ModelRefused(f"{message}: the account is used up", status=status, retry_after_s=retry_after_s)
-    if status in RETRYABLE or status >= 500:
+    if is_retryable(status):
         return ModelUnavailable(message, status=status, retry_after_s=retry_after_s)
     if status in (400, 413, 422):
         if _CONTENT.search(text) or status == 413:

@@ -17,7 +17,8 @@ import httpx
 
 from app import crash, metrics
 from app.errors import ModelError, ModelUnavailable, SettingsError
-from app.llm.answer import Completion, SchemaRefused, completion_of, error_of, parse_retry_after
+from app.llm.answer import Completion, SchemaRefused, completion_of, error_of, is_retryable, parse_retry_after
+from app.llm.gate import Gate, Held
 from app.llm.loopback import is_loopback
 from app.settings import ProviderSettings
 
@@ -38,6 +39,7 @@ class ChatClient:
     Args:
         settings: address, model, key, deadlines.
         max_retry_after_s: a longer Retry-After is cut to this.
+        gate: closed by a Retry-After; while it is closed nothing is sent.
         transport: replaces the network, for tests.
 
     Raises:
@@ -49,11 +51,14 @@ class ChatClient:
         settings: ProviderSettings,
         *,
         max_retry_after_s: float = 300.0,
+        gate: Gate | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._settings, self._max_retry_after_s = settings, max_retry_after_s
+        self.gate = gate or Gate(time.monotonic)
         self._url = httpx.URL(settings.base_url.rstrip("/") + "/chat/completions")
         self._schema_works = settings.json_schema
+        self._schema_known = not settings.json_schema
         timeout = httpx.Timeout(settings.read_timeout_s, connect=settings.connect_timeout_s, pool=None)
         self._http = httpx.AsyncClient(
             headers=_headers(settings),
@@ -70,6 +75,11 @@ class ChatClient:
     def schema_works(self) -> bool:
         """The server took structured output so far; never asked for: as the settings say."""
         return self._schema_works
+
+    @property
+    def most_calls(self) -> int:
+        """Wire calls that `complete` may make now."""
+        return 1 if self._schema_known else 2
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,6 +105,7 @@ class ChatClient:
 
         Raises:
             ModelUnavailable: no usable answer within the provider's timeout_s; the same call may succeed later. Retryable.
+            Held: it wasn't sent, for the gate is closed. Retryable when it is open.
             ModelRefused: the same call will fail again. Not retryable.
         """
         body: dict[str, Any] = {
@@ -107,11 +118,12 @@ class ChatClient:
             return await self._counted(body)
         form = {"type": "json_schema", "json_schema": {"name": "answers", "strict": True, "schema": schema}}
         try:
-            return await self._counted({**body, "response_format": form})
+            completion = await self._counted({**body, "response_format": form})
         except SchemaRefused:
             completion = await self._counted(body)
-        # Only now: where the call without it fails as well, structured output wasn't the trouble.
-        self._schema_works = False
+            # Only now: where the call without it fails as well, structured output wasn't the trouble.
+            self._schema_works = False
+        self._schema_known = True
         return completion
 
     async def _counted(self, body: Mapping[str, Any]) -> Completion:
@@ -121,12 +133,16 @@ class ChatClient:
         try:
             completion = await self._within_deadline(body)
             outcome = "ok"
+        except Held:
+            outcome = ""
+            raise
         except ModelError as error:
             outcome = f"status-{error.status}" if error.status else "unreachable"
             raise
         finally:
-            metrics.MODEL_CALLS.labels(*labels, outcome).inc()
-            metrics.MODEL_SECONDS.labels(*labels).observe(time.monotonic() - started)
+            if outcome:
+                metrics.MODEL_CALLS.labels(*labels, outcome).inc()
+                metrics.MODEL_SECONDS.labels(*labels).observe(time.monotonic() - started)
         return completion
 
     async def _within_deadline(self, body: Mapping[str, Any]) -> Completion:
@@ -148,11 +164,24 @@ class ChatClient:
         except httpx.HTTPError as error:
             raise ModelUnavailable(f"model server can't be reached ({type(error).__name__})") from error
 
+    async def _before_sending(self, event: str, info: Mapping[str, Any]) -> None:
+        """Called by httpcore at each step: a call may have waited long for its connection.
+
+        https://www.encode.io/httpcore/extensions/#trace
+        """
+        if event.endswith("send_request_headers.started") and self.gate.left_s > 0:
+            raise Held("the provider asked to be left alone", retry_after_s=self.gate.left_s)
+
     async def _exchange(self, body: Mapping[str, Any]) -> Completion:
         started = time.monotonic()
-        request = self._http.build_request("POST", self._url, json=body)
+        request = self._http.build_request("POST", self._url, json=body, extensions={"trace": self._before_sending})
         response = await self._http.send(request, stream=True)
         crash.at("asked")
+        wait_s = parse_retry_after(
+            response.headers.get_list("retry-after"), response.headers.get("date"), self._max_retry_after_s
+        )
+        if wait_s and is_retryable(response.status_code):
+            self.gate.close(wait_s)  # before the body is there: other calls may be about to be sent
         try:
             content = bytearray()
             try:
@@ -164,9 +193,6 @@ class ChatClient:
                 raise ModelUnavailable(f"model server broke off its answer ({type(error).__name__})") from error
         finally:
             await response.aclose()
-        wait_s = parse_retry_after(
-            response.headers.get_list("retry-after"), response.headers.get("date"), self._max_retry_after_s
-        )
         if response.status_code != 200:
             raise error_of(response.status_code, bytes(content), wait_s)
         return completion_of(bytes(content), round((time.monotonic() - started) * 1000), wait_s)

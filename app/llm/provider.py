@@ -16,11 +16,13 @@ from app.errors import ModelError, ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
 from app.llm.breaker import Breaker, Permit
 from app.llm.client import ChatClient
+from app.llm.gate import Gate, Held
 from app.llm.ledger import Ledger
 from app.llm.loopback import is_loopback_url
 from app.llm.prices import price_of
 from app.llm.prompts import Prompt
-from app.llm.purse import DENIED_S, Purse
+from app.llm.purse import DENIED_S, LONGEST_DENIED_S, Purse
+from app.llm.quota import Quota, Taken
 from app.settings import LlmSettings, ProviderSettings
 from models.events import ModelRequest
 
@@ -78,13 +80,17 @@ class Provider:
         self.load = 0
         """Batches that wait for it or are being asked."""
         self.calls = 0
-        self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s)
+        gate = Gate(clock)
+        self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s, gate=gate)
+        self._gate = self._client.gate
+        self._quota = Quota(settings, purse)
+        self._full_until = 0.0
+        """Its minute has no room for long, and isn't looked at before."""
         self._clock, self._sleep = clock, sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._recovered, self._purse, self._ledger = recovered, purse, ledger
         self._breaker = Breaker(llm.breaker, clock, self._closed)
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._rest_until = 0.0
         self._sizes: dict[str, float] = {}
         metrics.BREAKER_OPEN.labels(self.name).set(0)
 
@@ -107,9 +113,8 @@ class Provider:
     def ready_in_s(self) -> float:
         """Seconds until it may be asked; 0 now, infinite while a probe is under way."""
         at = self._breaker.ready_at
-        if self._rest_until - self._clock() > LONGEST_WAIT_S:
-            at = max(at, self._rest_until)
-        return max(0.0, at - self._clock())
+        now, rest_s = self._clock(), self._gate.left_s
+        return max(0.0, at - now, self._full_until - now, rest_s if rest_s > LONGEST_WAIT_S else 0.0)
 
     @property
     def is_open(self) -> bool:
@@ -193,44 +198,85 @@ class Provider:
         return completion
 
     async def _call(self, prompt: Prompt) -> Completion:
-        permit = await self._admitted()
+        while True:
+            permit, taken = await self._admitted(prompt)
+            try:
+                return await self._sent(prompt, permit, taken)
+            except Held:  # a Retry-After came while it waited for its connection
+                continue
+
+    async def _sent(self, prompt: Prompt, permit: Permit, taken: Taken) -> Completion:
+        calls, tokens = taken.most_calls, taken.most_tokens  # a call that breaks off may count
         try:
             completion = await self._client.complete(
                 prompt.messages, schema=prompt.schema, max_tokens=prompt.max_tokens
             )
+            tokens = completion.prompt_tokens + completion.completion_tokens or tokens
+        except Held:
+            calls = tokens = 0.0
+            self._breaker.released(permit)
+            raise
         except PromptRefused:
+            tokens = 0.0
             self._breaker.succeeded(permit)
             raise
         except ModelRefused as error:
+            tokens = 0.0
             self._refused(permit, error)
             raise
         except ModelUnavailable as error:
+            tokens = tokens if error.status in (None, 200) else 0.0
             if error.retry_after_s:
-                self._rest_until = max(self._rest_until, self._clock() + error.retry_after_s)
+                self._gate.close(error.retry_after_s)
             self._failed(permit, error)
             raise
         except BaseException:
             self._breaker.released(permit)
             raise
         finally:
+            taken.settle(calls, tokens)
             self.calls -= 1
             self._slots.release()
         self._breaker.succeeded(permit)
         return completion
 
-    async def _admitted(self) -> Permit:
-        """Waits for a free call and for the end of a short Retry-After, which holds back every call, not only one."""
+    async def _admitted(self, prompt: Prompt) -> tuple[Permit, Taken]:
+        """Waits for a free call, for the end of a short Retry-After, which holds back every call, and for a free minute."""
         while True:
             await self._slots.acquire()
-            left_s = self._rest_until - self._clock()
-            permit = self._breaker.acquire() if left_s <= 0 else None
-            if permit is not None:
-                self.calls += 1
-                return permit
+            wait_s = self._gate.left_s
+            if not wait_s and not self.ready_in_s:
+                try:
+                    taken = await self._taken(prompt)
+                except BaseException:
+                    self._slots.release()
+                    raise
+                if isinstance(taken, Taken):
+                    # Nothing is awaited from here to the sending of the call.
+                    wait_s = self._gate.left_s
+                    permit = self._breaker.acquire() if not wait_s else None
+                    if permit is not None:
+                        self.calls += 1
+                        return permit, taken
+                    taken.settle(0.0, 0.0)
+                else:
+                    wait_s = taken
             self._slots.release()
-            if left_s <= 0 or left_s > LONGEST_WAIT_S or self.ready_in_s > 0:
-                raise LeftAlone(f"provider {self.name} is left alone for now", retry_after_s=max(left_s, 0.0))
-            await self._sleep(left_s)
+            if not wait_s or wait_s > LONGEST_WAIT_S or self.ready_in_s > 0:
+                raise LeftAlone(f"provider {self.name} is left alone for now", retry_after_s=wait_s)
+            await self._sleep(min(wait_s, LONGEST_DENIED_S))  # a minute may have room sooner
+
+    async def _taken(self, prompt: Prompt) -> Taken | float:
+        """Room in the minute; or how long to wait for it."""
+        try:
+            taken = await self._quota.take(self._client.most_calls, prompt.most_tokens + prompt.max_tokens)
+        except TimeoutError as error:
+            raise LeftAlone(f"no grant of provider {self.name}'s minute in time") from error
+        if not isinstance(taken, Taken):
+            metrics.QUOTA_WAITS.labels(self.name).inc()
+            if taken > LONGEST_WAIT_S:
+                self._full_until = self._clock() + LONGEST_DENIED_S
+        return taken
 
     def _failed(self, permit: Permit, error: ModelUnavailable) -> None:
         was = self.is_open

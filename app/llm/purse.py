@@ -1,7 +1,8 @@
-"""What this worker may spend on calls: leases of the day's budget, taken before and settled after.
+"""What this worker may spend on calls: leases of accounts, taken before and settled after.
 
-A call's cost isn't known before its answer, so its upper bound is set aside: a prompt has at most as many tokens as
-bytes, and an answer at most `max_tokens`. Spending from a lease needs no message; one message asks for the next lease.
+Money of a task's day, calls and tokens of a provider's minute: all the same here. What a call uses isn't known before its
+answer, so its upper bound is set aside: a prompt has at most as many tokens as bytes, and an answer at most
+`max_tokens`. Spending from a lease needs no message; one message asks for the next lease.
 """
 
 import asyncio
@@ -10,15 +11,15 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from app.llm.budget import Request, day_of
+from app.llm.budget import Request, day_of, terms_of
 from app.settings import Settings
 
-__all__ = ["DENIED_S", "Bank", "Purse", "Reservation"]
+__all__ = ["DENIED_S", "LONGEST_DENIED_S", "Bank", "Purse", "Reservation"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("headrace.budget")
 
 GRANT_TIMEOUT_S = 10.0
 """A grant takes two transactions, about 0.3 s; the stage may be moving to another worker, so callers wait for it."""
@@ -26,8 +27,11 @@ DENIED_S = 1.0
 """Others give back what they didn't use, so a worker that was refused asks again after this ..."""
 FINAL_S = 30.0
 """... or after this, where that wouldn't do: settlements can't make it true, but a changed limit can."""
+LONGEST_DENIED_S = 5.0
+"""A minute says when it will have room, at the latest; what others give back makes it sooner, so ask meanwhile."""
 SETTLE_IDLE_S = 3.0
 """A lease that nobody used for so long is given back."""
+LITTLE = 1e-12
 
 
 class Bank(Protocol):
@@ -39,152 +43,209 @@ class Bank(Protocol):
 
 
 class Lease:
-    """Money of one task and day."""
+    """Of one account and day."""
 
-    __slots__ = ("day", "id", "set_aside", "task", "touched", "usd", "used")
+    __slots__ = ("account", "amount", "asked_at", "day", "id", "set_aside", "touched", "used")
 
-    def __init__(self, id: str, task: str, day: str, usd: float, now: float) -> None:
-        self.id, self.task, self.day, self.usd, self.touched = id, task, day, usd, now
+    def __init__(self, id: str, account: str, day: str, amount: float, asked_at: float, now: float) -> None:
+        self.id, self.account, self.day, self.amount, self.touched = id, account, day, amount, now
+        self.asked_at = asked_at
+        """By the clock; it was granted after."""
         self.used = self.set_aside = 0.0
 
     @property
     def left(self) -> float:
-        return self.usd - self.used - self.set_aside
+        return self.amount - self.used - self.set_aside
+
+
+class Asked:
+    """A lease that is waited for."""
+
+    __slots__ = ("answered", "at", "day", "lease")
+
+    def __init__(self, lease: str, day: str, at: float) -> None:
+        self.lease, self.day, self.at = lease, day, at
+        self.answered = asyncio.Event()
+
+
+class Denied(NamedTuple):
+    """A refusal."""
+
+    day: str
+    until: float
+    """Not asked again before."""
+    final: bool
+    free_at: float
+    """There is room then, at the latest."""
 
 
 class Reservation:
-    """Money set aside for one call."""
+    """Set aside for one call."""
 
-    __slots__ = ("lease", "usd")
+    __slots__ = ("amount", "lease")
 
-    def __init__(self, lease: Lease | None, usd: float) -> None:
-        self.lease, self.usd = lease, usd
+    def __init__(self, lease: Lease | None, amount: float) -> None:
+        self.lease, self.amount = lease, amount
 
 
 class Purse:
-    """One a worker. Tasks without a budget spend freely.
+    """One a worker. Accounts without a limit are spent from freely.
 
     Args:
-        settings: budgets.
+        settings: limits.
         bank: where leases come from.
-        now: seconds since the epoch.
+        now: seconds since the epoch: says which day it is.
+        clock: seconds, monotonic: says how old a lease is.
     """
 
-    def __init__(self, settings: Settings, bank: Bank, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bank: Bank,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.worker = uuid.uuid4().hex
-        self._budget, self._bank, self._now = settings.budget, bank, now
-        self._limits = {task.name: settings.day_usd(task) for task in settings.tasks}
-        self._zone = ZoneInfo(settings.budget.timezone)
+        self._bank, self._now, self._clock = bank, now, clock
+        self._terms = terms_of(settings)
+        self._zone, self._period_s = ZoneInfo(settings.budget.timezone), settings.budget.period_s
         self._leases: dict[str, Lease] = {}
         self._old: list[Lease] = []
-        self._asked: dict[str, tuple[str, str, asyncio.Event]] = {}
-        self._denied: dict[str, tuple[str, float, bool]] = {}
+        self._asked: dict[str, Asked] = {}
+        self._denied: dict[str, Denied] = {}
         self._numbers = itertools.count()
 
-    async def reserve(self, task: str, usd: float) -> Reservation | None:
-        """Sets money aside for a call; None: there is none now, and `is_final` says whether there may be soon.
+    async def reserve(self, account: str, amount: float) -> Reservation | None:
+        """Sets something aside for a call; None: there is none now, see `is_final` and `wait_s`.
 
         Args:
-            task: whose budget.
-            usd: the most that the call can cost.
+            account: whose; a task, or `minute_account`.
+            amount: the most that the call can use. More than a whole minute has is cut to that.
 
         Raises:
             TimeoutError: the budget's stage didn't answer. Retryable.
         """
-        limit = self._limits.get(task)
-        if limit is None or usd <= 0:
+        terms = self._terms.get(account)
+        if terms is None or amount <= 0:
             return Reservation(None, 0.0)
+        if terms.minute_s:
+            amount = min(amount, terms.limit)
         deadline = self._now() + GRANT_TIMEOUT_S
         while self._now() < deadline:
-            day = self._day()
-            lease = self._current(task, day)
-            if lease is not None and lease.left >= usd:
-                lease.set_aside += usd
+            day = self._day(account)
+            lease = self._current(account, day)
+            if lease is not None and lease.left >= amount:
+                lease.set_aside += amount
                 lease.touched = self._now()
-                return Reservation(lease, usd)
-            denied = self._denied.get(task)
-            if denied is not None and denied[0] == day and self._now() < denied[1]:
+                return Reservation(lease, amount)
+            denied = self._denied.get(account)
+            if denied is not None and denied.day == day and self._now() < denied.until:
                 return None
-            await self._ask(task, day, max(usd, limit * self._budget.lease_share), usd)
-        log.warning("no grant for task %s within %g s; its calls wait", task, GRANT_TIMEOUT_S)
-        raise TimeoutError(f"no grant for task {task}")
+            await self._ask(account, day, terms.size(amount), amount)
+        log.warning("no grant for %s within %g s; its calls wait", account, GRANT_TIMEOUT_S)
+        raise TimeoutError(f"no grant for {account}")
 
-    def is_final(self, task: str) -> bool:
+    def is_final(self, account: str) -> bool:
         """The last refusal was for the day."""
-        denied = self._denied.get(task)
-        return denied is not None and denied[2]
+        denied = self._denied.get(account)
+        return denied is not None and denied.final
 
-    def _day(self) -> str:
-        return day_of(self._now(), self._zone, self._budget.period_s)
+    def wait_s(self, account: str) -> float:
+        """Seconds until a minute that refused has room, at the latest."""
+        denied = self._denied.get(account)
+        return 0.0 if denied is None else max(denied.free_at - self._now(), 0.0)
 
-    def _current(self, task: str, day: str) -> Lease | None:
-        lease = self._leases.get(task)
-        if lease is not None and lease.day != day:
-            self._old.append(self._leases.pop(task))
+    def _day(self, account: str) -> str:
+        return "" if self._terms[account].minute_s else day_of(self._now(), self._zone, self._period_s)
+
+    def _current(self, account: str, day: str) -> Lease | None:
+        lease = self._leases.get(account)
+        if lease is not None and (lease.day != day or self._is_over(lease)):
+            self._old.append(self._leases.pop(account))
             return None
         return lease
 
-    async def _ask(self, task: str, day: str, usd: float, least_usd: float) -> None:
+    def _is_over(self, lease: Lease) -> bool:
+        return self._clock() - lease.asked_at >= self._terms[lease.account].lease_s
+
+    async def _ask(self, account: str, day: str, amount: float, least: float) -> None:
         """Asks once for all calls that need it, and waits a while for the answer."""
-        asked = self._asked.get(task)
-        if asked is None or asked[1] != day:
-            asked = self._asked[task] = (f"{self.worker}-{next(self._numbers)}", day, asyncio.Event())
+        asked = self._asked.get(account)
+        if asked is None or asked.day != day:
+            asked = self._asked[account] = Asked(f"{self.worker}-{next(self._numbers)}", day, self._clock())
+            request = Request(
+                worker=self.worker,
+                lease=asked.lease,
+                account=account,
+                day=day,
+                kind="lease",
+                amount=amount,
+                least=least,
+            )
             try:
-                await self._bank.send(
-                    Request(
-                        worker=self.worker,
-                        lease=asked[0],
-                        task=task,
-                        day=day,
-                        kind="lease",
-                        usd=usd,
-                        least_usd=least_usd,
-                    )
-                )
+                await self._bank.send(request)
             except BaseException:
-                self._asked.pop(task, None)
+                self._asked.pop(account, None)
                 raise
         try:
             async with asyncio.timeout(GRANT_TIMEOUT_S):
-                await asked[2].wait()
+                await asked.answered.wait()
         except TimeoutError:
-            if self._asked.get(task) is asked:
-                del self._asked[task]
+            if self._asked.get(account) is asked:
+                del self._asked[account]
 
-    def granted(self, lease: str, task: str, day: str, usd: float, final: bool) -> None:
-        """The stage's answer; 0 is a refusal. A grant that nobody waits for any more is given back by `tidy`."""
-        if (old := self._leases.pop(task, None)) is not None:
+    def granted(
+        self, lease: str, account: str, day: str, amount: float, final: bool, wait_s: float | None = None
+    ) -> None:
+        """The stage's answer; 0 is a refusal. A grant that nobody waits for any more is given back by `tidy`.
+
+        Args:
+            lease: its id, as it was asked for.
+            account: whose.
+            day: which, as it was asked for.
+            amount: what it holds.
+            final: refused for the day.
+            wait_s: when there will be room in a minute, at the latest.
+        """
+        if (old := self._leases.pop(account, None)) is not None:
             self._old.append(old)  # it has too little left for a call; others may have it
-        if usd > 0:
-            self._leases[task] = Lease(lease, task, day, usd, self._now())
-            self._denied.pop(task, None)
+        asked = self._asked.get(account)
+        known = asked is not None and asked.lease == lease
+        if amount > 0:
+            at = asked.at if asked is not None and known else -1e9  # nobody knows when it was asked for: it is over
+            self._leases[account] = Lease(lease, account, day, amount, at, self._now())
+            self._denied.pop(account, None)
         else:
-            self._denied[task] = (day, self._now() + (FINAL_S if final else DENIED_S), final)
-        asked = self._asked.get(task)
-        if asked is not None and asked[0] == lease:
-            del self._asked[task]
-            asked[2].set()
+            now = self._now()
+            seconds = min(wait_s, LONGEST_DENIED_S) if wait_s else FINAL_S if final else DENIED_S
+            self._denied[account] = Denied(day, now + seconds, final, now + (wait_s or seconds))
+        if asked is not None and known:
+            del self._asked[account]
+            asked.answered.set()
 
-    def settle(self, reservation: Reservation, used_usd: float) -> None:
-        """Tells what a call cost; the rest is free for other calls of this worker."""
+    def settle(self, reservation: Reservation, used: float) -> None:
+        """Tells what a call used; the rest is free for other calls of this worker."""
         lease = reservation.lease
         if lease is None:
             return
-        lease.set_aside -= reservation.usd
-        lease.used += used_usd
+        lease.set_aside -= reservation.amount
+        lease.used += used
         lease.touched = self._now()
 
     async def tidy(self, everything: bool = False) -> None:
-        """Gives back leases that are used up, of yesterday, or not needed. Called now and then, and at the end."""
-        day, now = self._day(), self._now()
-        for task, lease in list(self._leases.items()):
-            idle = lease.set_aside <= 1e-12 and (lease.day != day or now - lease.touched > SETTLE_IDLE_S)
-            if everything or idle:
-                self._old.append(self._leases.pop(task))
+        """Gives back leases that are used up, over, or not needed. Called now and then, and at the end."""
+        now = self._now()
+        for account, lease in list(self._leases.items()):
+            over = lease.day != self._day(account) or self._is_over(lease)
+            if everything or over or (lease.set_aside <= LITTLE and now - lease.touched > SETTLE_IDLE_S):
+                self._old.append(self._leases.pop(account))
         for lease in list(self._old):
-            if everything or lease.set_aside <= 1e-12:
+            if everything or lease.set_aside <= LITTLE:
                 self._old.remove(lease)
                 used = lease.used + max(lease.set_aside, 0.0)  # a call cut off may be billed
                 await self._bank.send(
-                    Request(worker=self.worker, lease=lease.id, task=lease.task, day=lease.day, kind="settle", usd=used)
-                )
+                    Request(
+                        worker=self.worker, lease=lease.id, account=lease.account, day=lease.day, kind="settle",
+                        amount=used,
+                    )
+                )  # fmt: skip

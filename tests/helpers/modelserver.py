@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import random
 import re
 import time
@@ -50,8 +51,8 @@ KEYWORDS: tuple[tuple[str, str], ...] = (
 )
 """First match wins; nothing matches: other."""
 
-GRACE_S = 0.5
-"""What a client sends within this time after a 429 may have been on its way already."""
+ON_THE_WIRE_S = 0.05
+"""From a client's sending to this server's handling, on one machine: what was sent before the 429 was read comes so late."""
 
 ITEM = re.compile(r'^(\d+): (".*")$', re.MULTILINE)
 
@@ -205,6 +206,19 @@ class Call:
     """False: under way, or cut off by the client."""
 
 
+@dataclass
+class Quiet:
+    """A Retry-After that was sent."""
+
+    until: float
+    read_at: float = math.inf
+    """When the client had read it, at the latest."""
+
+    def forbids(self, at: float) -> bool:
+        """A call that came then was sent in spite of it."""
+        return self.read_at + ON_THE_WIRE_S < at < self.until
+
+
 class ModelServer:
     """The server inside the test's own event loop.
 
@@ -224,10 +238,10 @@ class ModelServer:
     ) -> None:  # fmt: skip
         self.token_ms, self.rates, self._rnd = token_ms, rates, random.Random(seed)
         self.early = 0
-        """Calls that came while a Retry-After forbade them."""
+        """Calls that were sent after a client had read a Retry-After, and while that forbade them."""
         self.tokens = 0
         """Of all answers and their prompts."""
-        self._quiet: list[tuple[float, float]] = []
+        self._quiet: list[Quiet] = []
         self.port, self.latency_ms, self.api_key, self.idle_s = port, latency_ms, api_key, idle_s
         self.calls: list[Call] = []
         self.in_flight = self.most_in_flight = 0
@@ -306,7 +320,7 @@ class ModelServer:
         numbered = {int(number): json.loads(text) for number, text in ITEM.findall(asked)}
         fault = self._script.pop(0) if self._script else self.always or self._chance(list(numbered))
         call = Call(time.monotonic(), list(numbered.values()), body, dict(request.headers), fault.kind)
-        self.early += any(since + GRACE_S < call.at < until for since, until in self._quiet)
+        self.early += any(quiet.forbids(call.at) for quiet in self._quiet)
         self.calls.append(call)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -325,14 +339,7 @@ class ModelServer:
         self, request: web.Request, fault: Fault, numbered: dict[int, str], body: dict[str, Any]
     ) -> web.StreamResponse:
         if fault.kind == "raw":
-            if wait_s := fault.headers.get("Retry-After"):
-                now = time.monotonic()
-                self._quiet.append((now, now + float(wait_s) if wait_s.replace(".", "").isdigit() else now))
-            return web.Response(
-                body=fault.body.encode(),
-                status=fault.status,
-                headers={"Content-Type": "application/json", **fault.headers},
-            )
+            return await self._raw(request, fault)
         if fault.kind == "reset":
             assert request.transport is not None
             request.transport.abort()
@@ -348,6 +355,26 @@ class ModelServer:
         if fault.kind == "stream":
             return web.Response(text=_chunks(whole), content_type="text/event-stream")
         return web.json_response(whole)
+
+    async def _raw(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+        headers = {"Content-Type": "application/json", **fault.headers}
+        wait_s = fault.headers.get("Retry-After", "")
+        if not wait_s.replace(".", "", 1).isdigit():
+            return web.Response(body=fault.body.encode(), status=fault.status, headers=headers)
+        # The client is to close the connection, which it does when it has read the answer: so we see when that is.
+        quiet = Quiet(until=time.monotonic() + float(wait_s))
+        self._quiet = [each for each in self._quiet if each.until > time.monotonic()] + [quiet]
+        body = fault.body.encode()
+        response = web.StreamResponse(
+            status=fault.status, headers={**headers, "Connection": "close", "Content-Length": str(len(body))}
+        )
+        await response.prepare(request)
+        await response.write(body)
+        try:
+            await asyncio.sleep(max(float(wait_s), 1.0))
+        finally:  # the handler is cancelled when the connection is closed
+            quiet.read_at = time.monotonic()
+        return response
 
     async def _drip(
         self, request: web.Request, fault: Fault, numbered: dict[int, str], body: dict[str, Any]

@@ -55,11 +55,11 @@ async def test_three_workers_spend_no_more_than_the_limit_and_the_rest_goes_to_r
         settled = 0.0
         granted = await topics.read(fleet.bootstrap, f"{fleet.prefix}budget-grants", partitions=1)
         for grant in (json.loads(record.value) for record in granted):
-            leases[grant["lease"]] = grant["usd"]
+            leases[grant["lease"]] = grant["amount"]
         for record in await topics.read(fleet.bootstrap, f"{fleet.prefix}budget"):
             request = json.loads(record.value)
             if request["kind"] == "settle" and leases.pop(request["lease"], 0.0):
-                settled += request["usd"]
+                settled += request["amount"]
         assert settled + sum(leases.values()) <= limit + 1e-9
 
 
@@ -93,3 +93,29 @@ async def test_at_the_limit_the_light_answer_stands_where_the_task_says_so(fleet
         assert {r["tier"] for r in found} == {"light"}
         assert all(r["why"].endswith("over budget") for r in found)
         assert server.calls == []
+
+
+async def test_two_workers_of_which_one_is_killed_keep_to_the_providers_calls_a_minute(fleet: Fleet) -> None:
+    limit, minute_s = 12, 3.0
+    async with ModelServer() as server:
+        made = []
+        for _ in range(2):
+            worker = fleet.worker(
+                HEADRACE_LLM__BASE_URL=server.base_url, HEADRACE_LLM__MODEL="stub", HEADRACE_LIGHT__ENABLED="false",
+                HEADRACE_LLM__BATCH_ITEMS="2", HEADRACE_LLM__JSON_SCHEMA="false",
+                HEADRACE_LLM__REQUESTS_PER_MINUTE=str(limit), HEADRACE_BUDGET__MINUTE_S=str(minute_s),
+            )  # fmt: skip
+            worker.start()
+            await asyncio.to_thread(worker.wait_ready)
+            made.append(worker)
+        await send(fleet, messages(80))
+        await until(lambda: has(fleet, 20), 60, "some results")
+        made[0].kill()
+        made[0].start()
+        await until(lambda: has(fleet, 80), 90, "all results")
+        at = [call.at for call in server.calls]
+        assert len(at) >= 40
+        # What was handled late by this process looks closer to what came after it.
+        most = max(sum(begin <= other < begin + minute_s - 0.3 for other in at) for begin in at)
+        assert most <= limit
+        assert await results(fleet, "manual-review") == []

@@ -54,9 +54,9 @@ class AccountMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_above(self) -> None:
-        assert self.account.spent_usd <= LIMIT + 1e-9
+        assert self.account.spent <= LIMIT + 1e-9
         open_ = sum(usd for name, usd in self.granted.items() if name not in self.used)
-        assert self.account.spent_usd == pytest.approx(open_ + sum(self.used.values()))
+        assert self.account.spent == pytest.approx(open_ + sum(self.used.values()))
 
 
 AccountMachine.TestCase.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -81,17 +81,17 @@ class MemoryBank:
 
     async def send(self, request: Request) -> None:
         await asyncio.sleep(0)
-        account = self.accounts.setdefault((request.task, request.day), Account())
+        account = self.accounts.setdefault((request.account, request.day), Account())
         if request.kind == "settle":
-            settle(account, request.lease, request.usd)
+            settle(account, request.lease, request.amount)
             return
         self.asked += 1
-        usd = grant(account, request.lease, request.usd, self.limit, request.least_usd)
-        final = self.limit - account.settled_usd < request.least_usd
-        self.purses[request.worker].granted(request.lease, request.task, request.day, usd, final)
+        usd = grant(account, request.lease, request.amount, self.limit, request.least)
+        final = self.limit - account.settled < request.least
+        self.purses[request.worker].granted(request.lease, request.account, request.day, usd, final)
 
     def spent(self) -> float:
-        return sum(account.spent_usd for account in self.accounts.values())
+        return sum(account.spent for account in self.accounts.values())
 
 
 def settings(limit: float | None, **budget: object) -> Settings:
@@ -138,7 +138,7 @@ async def test_the_next_day_starts_anew_and_yesterdays_lease_goes_back() -> None
     assert await purse.reserve("shop", 0.001) is not None
     purse.settle(first, 0.004)
     await purse.tidy()
-    assert bank.accounts["shop", "1970-01-11T00:00:00"].settled_usd == pytest.approx(0.004)
+    assert bank.accounts["shop", "1970-01-11T00:00:00"].settled == pytest.approx(0.004)
 
 
 async def test_a_task_without_a_budget_asks_nobody() -> None:

@@ -207,3 +207,17 @@ async def test_key_and_header_come_from_the_environment_and_a_missing_one_is_nam
         async with chain(given) as deep:
             assert answered(await ask(deep, request("hello"))) == [("p1", "other")]
         assert two.calls[0].headers["X-Team"] == "blue"
+
+
+async def test_nothing_is_sent_after_a_retry_after_was_read_and_all_is_asked_when_it_is_over() -> None:
+    async with servers(1) as (server,):
+        given = settings(
+            server, batch_wait_ms=0, batch_items=1, max_retries=9, concurrency=8, breaker={"min_calls": 90}
+        )
+        async with chain(given) as deep:
+            for _ in range(4):
+                server.script(*[ms.Fault()] * 5, ms.status(429, retry_after="0.4"), ms.status(503, retry_after="0.3"))
+            answers = await ask(deep, *(request(f"text {n}") for n in range(80)))
+            assert [by for by, _ in answered(answers)] == ["p0"] * 80
+            assert server.early == 0
+            assert len(server.calls) == 80 + 8

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from app import metrics
 from app.errors import ModelRefused, ModelUnavailable, SettingsError
 from app.llm.answer import PromptRefused, parse_retry_after
 from app.llm.client import ChatClient, Completion
+from app.llm.gate import Held
 from app.settings import LlmSettings
 from tests.helpers import modelserver as ms
 
@@ -275,3 +277,43 @@ async def test_retry_after_comes_with_the_error(server: ms.ModelServer) -> None:
     with pytest.raises(ModelUnavailable) as raised:
         await call(server)
     assert raised.value.retry_after_s == 0.5
+
+
+async def test_a_call_that_waits_for_its_connection_is_not_sent_once_the_provider_asks_for_quiet(
+    server: ms.ModelServer,
+) -> None:
+    counted = metrics.MODEL_CALLS.labels("main", "m1", "unreachable")
+    before = counted._value.get()
+    async with ChatClient(LlmSettings(base_url=server.base_url, model="m1")) as client:
+        waiting = asyncio.ensure_future(client.complete(MESSAGES, schema=None, max_tokens=7))
+        await asyncio.sleep(0)  # it is past every check, and connects
+        client.gate.close(30.0)
+        with pytest.raises(Held) as held:
+            await waiting
+    assert held.value.retry_after_s == pytest.approx(30, abs=1)
+    assert server.calls == []
+    assert counted._value.get() == before
+
+
+async def test_retry_after_closes_the_gate_before_the_body_is_there(server: ms.ModelServer) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 429 Too Many\r\nRetry-After: 20\r\nContent-Length: 5\r\n\r\n")
+        await writer.drain()
+        await closed.wait()
+        writer.write(b"later")
+        writer.close()
+
+    closed = asyncio.Event()
+    slow = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{slow.sockets[0].getsockname()[1]}/v1"
+    async with ChatClient(LlmSettings(base_url=url)) as client:
+        call = asyncio.ensure_future(client.complete(MESSAGES, schema=None, max_tokens=7))
+        async with asyncio.timeout(10):
+            while not client.gate.left_s:
+                await asyncio.sleep(0.01)
+        assert not call.done()
+        closed.set()
+        with pytest.raises(ModelUnavailable):
+            await call
+    slow.close()
