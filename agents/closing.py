@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from agents.panes import Desk, Slot
 from agents.rows import Rows
 from agents.verdicts import Verdicts
 from app.delivery.maps import Map
@@ -34,14 +35,15 @@ def due(aggregate: Aggregate, closing: Closing, high_ms: int) -> bool:
 
 
 def close(
-    rows: Rows, verdicts: Verdicts, partition: int, aggregate: Aggregate, closing: Closing, high_ms: int, limit: int
+    rows: Rows, verdicts: Verdicts, partition: int, slot: Slot, desk: Desk, closing: Closing, limit: int
 ) -> int:
     """Closes up to `limit` windows, and moves `closing` on.
 
     Returns:
         How many it looked at. Fewer than `limit`: nothing is due any more.
     """
-    bound = first_open(high_ms - aggregate.grace_ms, aggregate.size_ms, aggregate.hop_ms)
+    aggregate = slot.aggregate
+    bound = first_open(slot.high_ms - aggregate.grace_ms, aggregate.size_ms, aggregate.hop_ms)
     done = 0
     while done < limit:
         if closing.after is None:
@@ -50,7 +52,7 @@ def close(
                 closing.next_ms = bound if closing.next_ms is None else max(bound, closing.next_ms)
                 break
             closing.next_ms = start
-        done += _close_some(rows, verdicts, partition, aggregate, closing, limit - done)
+        done += _close_some(rows, verdicts, partition, slot, desk, closing, limit - done)
     return done
 
 
@@ -64,14 +66,16 @@ def next_start(rows: Rows, aggregate: Aggregate, at_least: int | None) -> int | 
 
 
 def _close_some(
-    rows: Rows, verdicts: Verdicts, partition: int, aggregate: Aggregate, closing: Closing, limit: int
+    rows: Rows, verdicts: Verdicts, partition: int, slot: Slot, desk: Desk, closing: Closing, limit: int
 ) -> int:
     """Windows of one start, from one entity on."""
+    aggregate = slot.aggregate
     start_ms = closing.next_ms
     assert start_ms is not None
     groups, whole = _group(rows, aggregate, start_ms, closing.after, limit)
     out, first = rows.out, aggregate.id + pack_time(start_ms)
-    total, decode = aggregate.total, _pane
+    total = aggregate.total
+    held = [desk.hops[slot.index].get(start_ms + place * aggregate.hop_ms, {}) for place in range(aggregate.panes)]
     close_one = verdicts.closer(out, partition, aggregate, start_ms)
     for entity in sorted(groups)[:limit]:
         fired: list[str] = []
@@ -81,11 +85,13 @@ def _close_some(
                 fired = _names(raw)
                 out.delete(FIRED, first + entity)
                 continue
-            panes.append((place, decode(raw)))
+            known = held[place].get(entity)
+            panes.append((place, _pane(raw) if known is None or known.pane is None else known.pane))
             if place == 0:  # the last window over this pane
                 out.delete(PANES, first + entity)
+                desk.drop(slot, start_ms, entity)
                 closing.panes -= 1
-        window = total(panes)
+        window = total(panes, start_ms)
         if window is not None:
             close_one(entity, window, fired)
         closing.after = entity

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from app.delivery.outbox import LARGE_BYTES, Outbox
-from app.logic.aggregates import Aggregate, Segment
+from app.logic.aggregates import Aggregate
+from app.logic.aggregates import Window as Sum
 from app.logic.intent import compile_intents, rendered
 from app.logic.requests import request_key
 from app.settings import IntentRule, Settings, TaskSettings
@@ -46,16 +47,16 @@ class Verdicts:
             for aggregate in aggregates
         }  # fmt: skip
         self._marks = {
-            aggregate.name: [m.name for m in settings.marks if not m.sources or aggregate.source in m.sources]
+            aggregate.name: [m.name for m in settings.marks if not m.sources or set(aggregate.sources) & set(m.sources)]
             for aggregate in aggregates
         }
-        """A window may hold events of any mark, so it has all that its source can have."""
+        """A window may hold events of any mark, so it has all that its sources can have."""
         self._results, self._requests = settings.topic("ai-results"), settings.topic("model-requests")
         self._windows, self._incidents = settings.topic("agg-events"), settings.topic("agent-trigger")
 
     def closer(
         self, out: Outbox, partition: int, aggregate: Aggregate, start_ms: int
-    ) -> Callable[[bytes, Segment, list[str]], None]:
+    ) -> Callable[[bytes, Sum, list[str]], None]:
         """What is done with each closed window of one start.
 
         Args:
@@ -71,7 +72,7 @@ class Verdicts:
         intents, task = self.intents[name], self._tasks[name]
         rows, suffix, now_ms = out.rows(self._windows), f"@{name}@{start_ms}", out.now_ms
 
-        def close_one(entity: bytes, window: Segment, fired: list[str]) -> None:
+        def close_one(entity: bytes, window: Sum, fired: list[str]) -> None:
             decided = False
             if intents.rules:
                 new = [rule for rule in intents.fired(window, early=False) if rule.name not in fired]
@@ -101,7 +102,7 @@ class Verdicts:
         return close_one
 
     def act(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Segment,
+        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Sum,
         new: Iterable[IntentRule], fired: list[str], *, early: bool,
     ) -> bool:  # fmt: skip
         """Writes the outcomes of rules that hold for the first time in a window.
@@ -124,7 +125,7 @@ class Verdicts:
         return decided
 
     def _result(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Segment,
+        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Sum,
         rule: IntentRule,
     ) -> None:  # fmt: skip
         result = Result(
@@ -137,7 +138,7 @@ class Verdicts:
         out.count("rule", rule.name)
 
     def _incident(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Segment,
+        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, start_ms: int, window: Sum,
         rule: IntentRule, early: bool,
     ) -> None:  # fmt: skip
         incident = Incident(
@@ -150,7 +151,7 @@ class Verdicts:
         out.send(self._incidents, entity, _json(incident))
 
     def _ask(
-        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, task: TaskSettings, window: Segment,
+        self, out: Outbox, partition: int, aggregate: Aggregate, entity: bytes, task: TaskSettings, window: Sum,
         event_id: str,
     ) -> None:  # fmt: skip
         """No rule decided: the window goes to the models, if it is large enough."""
@@ -166,13 +167,13 @@ class Verdicts:
         out.count("asked", task.name)
 
 
-def shown(aggregate: Aggregate, window: Segment) -> dict[str, Number | None]:
+def shown(aggregate: Aggregate, window: Sum) -> dict[str, Number | None]:
     return {f.name: f.show(state) for f, state in zip(aggregate.features, window.features, strict=True)}
 
 
-def estimates(aggregate: Aggregate, window: Segment) -> list[str]:
+def estimates(aggregate: Aggregate, window: Sum) -> list[str]:
     return [f.name for f, state in zip(aggregate.features, window.features, strict=True) if f.estimated(state)]
 
 
-def steps_of(window: Segment) -> list[Step]:
+def steps_of(window: Sum) -> list[Step]:
     return [Step(at_ms, label, note) for at_ms, _, label, note in window.sequence]

@@ -42,6 +42,10 @@ def declare() -> None:
 
     if app.settings.role in ("all", "ingest"):
         ingest.declare(app)
+    if app.settings.role in ("all", "windows"):
+        from agents import aggregate
+
+        aggregate.declare(app, ingest.compiled(app.settings)[0])
     if app.settings.role in ("all", "classify") and app.settings.tasks:
         from agents import classify
 

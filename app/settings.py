@@ -159,7 +159,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
-    role: Literal["all", "ingest", "classify"] = Field(
+    role: Literal["all", "ingest", "windows", "classify"] = Field(
         "all", description="Which stages this worker runs; each role is a consumer group of its own."
     )
     kafka: KafkaSettings = KafkaSettings()
@@ -220,15 +220,29 @@ class Settings(BaseSettings):
         categories = {t.name: {c.id for c in t.categories} for t in self.tasks if t.input == "windows"}
         asked = {t.name: t.aggregates for t in self.tasks if t.input == "windows"}
         check_windows(self.aggregates, self.intents, categories, asked)
-        keyed = {s.name: not s.rekey for s in self.sources}
-        for aggregate in self.aggregates:
-            over = aggregate.sources or list(keyed)
-            if len(over) != 1 or not keyed[over[0]]:
-                raise ValueError(
-                    f"aggregate {aggregate.name}, sources: one source that is keyed by the entity (without rekey) is needed, "
-                    f"given {', '.join(over) or 'none'}"
-                )
+        self._check_hints()
         return self
+
+    def _check_hints(self) -> None:
+        alone = {a.name for a in self.aggregates if self.chained_to(a) is None}
+        for intent in self.intents:
+            if intent.deep_s and intent.aggregate in alone:
+                raise ValueError(
+                    f"intent {intent.name}, deep_s: aggregate {intent.aggregate} is over several sources or a rekeyed one; "
+                    "its windows are a stage of their own, and can't say how ingest goes on. Give a category or an incident"
+                )
+
+    def over(self, aggregate: AggregateSettings) -> list[str]:
+        """Names of the sources that an aggregate is over."""
+        return aggregate.sources or [source.name for source in self.sources]
+
+    def chained_to(self, aggregate: AggregateSettings) -> str | None:
+        """The source in whose ingest stage an aggregate runs: the only one, if it is keyed by the entity.
+
+        None: it runs in the stage `windows`.
+        """
+        over = self.over(aggregate)
+        return next((s.name for s in self.sources if [s.name] == over and not s.rekey), None)
 
     def _check_providers(self) -> None:
         tasks, marks = [t.name for t in self.tasks], [m.name for m in self.marks]

@@ -52,14 +52,17 @@ class Topic:
 OURS = (
     Topic(name="rekeyed", key="event_id", value="the raw record", written_by="ingest", raw=True),
     Topic(name="clean-events", key="entity", value="the event as received, plus headers", written_by="ingest", raw=True),
+    Topic(name="window-events", key="entity", value="the raw record of an event for the stage `windows`",
+          written_by="ingest", raw=True),
     Topic(
         name="sink-noise", key="entity", value="noise, kept for audit", written_by="ingest", raw=True,
         config={"retention.ms": str(DAY_MS)},
     ),
     Topic(name="dead-letter", key="as received", value="the bytes as received", written_by="all stages", raw=True),
-    Topic(name="agg-events", key="entity", value="closed window", written_by="ingest"),
-    Topic(name="late-events", key="entity", value="event that missed a window", written_by="ingest", raw=True),
-    Topic(name="agent-trigger", key="entity", value="incident", written_by="ingest"),
+    Topic(name="agg-events", key="entity", value="closed window", written_by="ingest, windows"),
+    Topic(name="late-events", key="entity", value="event that missed a window", written_by="ingest, windows",
+          raw=True),
+    Topic(name="agent-trigger", key="entity", value="incident", written_by="ingest, windows"),
     Topic(name="model-requests", key="hash of task and text", value="event that no rule decided", written_by="ingest",
           raw=True),
     Topic(

@@ -211,6 +211,9 @@ class View:
         self._state, self.partition = state, partition
         self._overlays: list[tuple[int, dict[bytes, bytes | None]]] = []
         """Writes of batches in flight by the batch's number, oldest first; few, since batches commit in order."""
+        self.latest: dict[bytes, bytes | None] | None = None
+        """The writes of the last batch that was taken over; None after batches were given up. Who keeps something in memory
+        beside State sees from it whether State went the same way."""
 
     @property
     def _database(self) -> Database:
@@ -263,6 +266,7 @@ class View:
     def hold(self, local: dict[bytes, bytes | None], batch: int) -> None:
         """Lets reads see the writes of a batch that isn't committed yet, and those it still gets."""
         self._overlays.append((batch, local))
+        self.latest = local
 
     def release(self, batch: int) -> None:
         """A batch is in the local copy now, or is given up."""
@@ -271,3 +275,4 @@ class View:
     def forget(self) -> None:
         """Batches in flight were given up."""
         self._overlays.clear()
+        self.latest = None

@@ -8,7 +8,6 @@ how many windows they missed, so that a window never changes once the watermark 
 """
 
 import hashlib
-from bisect import insort
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, cast
@@ -21,7 +20,13 @@ from app.settings_windows import AggregateSettings
 from app.sources.paths import as_text, compile_path
 from models.events import Event
 
-__all__ = ["EPOCH", "MAX_LABELS", "Aggregate", "Pane", "Segment", "pack_time", "unpack_time"]
+__all__ = ["EPOCH", "MAX_LABELS", "Aggregate", "Entry", "Item", "Pane", "Segment", "Window", "pack_time", "unpack_time"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_short_entries = msgspec.msgpack.Decoder(list[tuple[int, int, str]]).decode
+_long_entries = msgspec.msgpack.Decoder(list[tuple[int, int, str, str]]).decode
+ARRAY = b"\xdd"
+"""msgpack's head of a list of up to 2^32 items, whose number follows in 4 bytes."""
 
 MAX_LABELS = 100
 """Labels counted by name in a pane; further ones are counted together."""
@@ -32,6 +37,8 @@ EPOCH = 1 << 62
 
 Item = tuple[int, int, str, str]
 """Event time in ms, offset, label, note."""
+Entry = tuple[int, int, str] | tuple[int, int, str, str]
+"""An item as a pane has it: with the time since the pane's start, and a note only where the aggregate has one."""
 
 
 class Segment(msgspec.Struct, array_like=True, gc=False):
@@ -45,8 +52,11 @@ class Segment(msgspec.Struct, array_like=True, gc=False):
     """When Kafka appended the last event (by event time, then offset)."""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     other: int = 0
-    sequence: list[Item] = msgspec.field(default_factory=list)
-    """The latest, in order; see `Aggregate.trim`."""
+    kept: int = 0
+    """Entries in the sequence."""
+    sequence: bytes = b""
+    """The latest, as they came: entries in msgpack, one behind the other, so that more are added without reading these.
+    See `Aggregate.trim`."""
     features: list[Any] = msgspec.field(default_factory=list)
     """One state for each feature of the aggregate; None: no value yet."""
 
@@ -60,6 +70,21 @@ class Pane(Segment, array_like=True, gc=False):
     """Event time at which intent rules last looked; -1: never."""
 
 
+class Window(msgspec.Struct, gc=False):
+    """The sum of a window's panes."""
+
+    events: int
+    first_ms: int
+    last_ms: int
+    last_offset: int
+    last_append_ms: int
+    counts: dict[str, int]
+    other: int
+    features: list[Any]
+    sequence: list[Item]
+    """The latest, by event time, then offset."""
+
+
 def pack_time(at_ms: int) -> bytes:
     return (at_ms + EPOCH).to_bytes(8, "big")
 
@@ -69,15 +94,19 @@ def unpack_time(raw: bytes) -> int:
 
 
 class Aggregate:
-    """A compiled aggregate over a source.
+    """A compiled aggregate.
+
+    Args:
+        settings: its settings.
+        sources: the names of the sources that it is over.
 
     Raises:
         SettingsError: a condition, label, note or feature that can't be. Not retryable.
     """
 
-    def __init__(self, settings: AggregateSettings, source: str) -> None:
+    def __init__(self, settings: AggregateSettings, sources: list[str]) -> None:
         where = f"aggregate {settings.name}"
-        self.name, self.source = settings.name, source
+        self.name, self.sources = settings.name, sources
         self.size_ms, self.hop_ms, self.grace_ms = settings.size_ms, settings.hop_ms, settings.grace_ms
         self.panes = settings.size_ms // settings.hop_ms
         self.keep = settings.sequence
@@ -103,12 +132,15 @@ class Aggregate:
         text = cast(str, label) if self._plain_label else as_text(label)
         return text if len(text) <= MAX_LABEL_CHARS else text[:MAX_LABEL_CHARS]
 
-    def add(self, segment: Segment, event: Event, label: str, offset: int, append_ms: int) -> None:
-        """Adds an event to a segment."""
+    def add(
+        self, segment: Segment, fresh: list[Entry], event: Event, label: str, offset: int, append_ms: int, pane_ms: int
+    ) -> None:
+        """Adds an event to a segment of the pane that starts at `pane_ms`; its entry goes to `fresh`, see `pack`."""
         at_ms, events = event.event_time_ms, segment.events
         if not events:
             segment.first_ms = at_ms
-            segment.features = [None] * len(self.features)
+            if self._read:
+                segment.features = [None] * len(self._read)
         elif at_ms < segment.first_ms:
             segment.first_ms = at_ms
         if at_ms > segment.last_ms or (at_ms == segment.last_ms and offset > segment.last_offset):
@@ -122,52 +154,88 @@ class Aggregate:
         else:
             segment.other += 1
         if self.keep:
-            note = "" if self._note is None else as_text(self._note(event))[:MAX_NOTE_CHARS]
-            item, sequence = (at_ms, offset, label, note), segment.sequence
-            if sequence and item < sequence[-1]:
-                insort(sequence, item)
+            if self._note is None:
+                fresh.append((at_ms - pane_ms, offset, label))
             else:
-                sequence.append(item)
-            if len(sequence) > 4 * self.keep:
-                self.trim(segment)
-        for index, (feature, value_of) in enumerate(self._read):
-            value = value_of(event)
-            if value is not None:
-                segment.features[index] = feature.add(segment.features[index], value, at_ms, offset)
+                fresh.append((at_ms - pane_ms, offset, label, as_text(self._note(event))[:MAX_NOTE_CHARS]))
+            segment.kept += 1
+            if segment.kept >= 2 * self.keep:
+                self.trim(segment, fresh)
+        if self._read:
+            features = segment.features
+            for index, (feature, value_of) in enumerate(self._read):
+                value = value_of(event)
+                if value is not None:
+                    features[index] = feature.add(features[index], value, at_ms, offset)
 
-    def trim(self, segment: Segment) -> None:
-        """Cuts the sequence. The latest of a union are the latest of the latest of its parts."""
-        sequence = segment.sequence
-        if len(sequence) > self.keep:
-            del sequence[: len(sequence) - self.keep]
+    def trim(self, segment: Segment, fresh: list[Entry]) -> None:
+        """Cuts the sequence to the latest. Those of a union are the latest of the latest of its parts.
 
-    def total(self, panes: Iterable[tuple[int, Pane]]) -> Segment | None:
+        Called whenever twice as many are kept: by the events alone, so that State doesn't depend on batches.
+        """
+        entries = sorted([*self._entries(segment.sequence, segment.kept - len(fresh)), *fresh])[-self.keep :]
+        fresh.clear()
+        segment.kept, segment.sequence = len(entries), packed(entries)
+
+    @staticmethod
+    def pack(segment: Segment, fresh: list[Entry]) -> None:
+        """Puts new entries behind the others, to be stored."""
+        if fresh:
+            segment.sequence += packed(fresh)
+            fresh.clear()
+
+    def _entries(self, sequence: bytes, count: int) -> list[Entry]:
+        """Decodes `count` packed entries."""
+        decode = _short_entries if self._note is None else _long_entries
+        return decode(ARRAY + count.to_bytes(4, "big") + sequence) if count else []
+
+    def total(
+        self, panes: Iterable[tuple[int, Pane]], start_ms: int, with_sequence: bool = True
+    ) -> Window | None:  # fmt: skip
         """A window's sum.
 
         Args:
             panes: the place of each pane in the window (0: the window's first hop) and the pane, in order.
+            start_ms: the window's start.
+            with_sequence: False: the sequence isn't asked for, and left empty.
 
         Returns:
-            None when nothing in them counts in this window. Not to be changed: it may be a pane itself.
+            None when nothing in them counts in this window. Its counts and features are not to be changed.
         """
-        parts: list[Segment] = []
+        whole: Window | None = None
+        parts = 0
         for place, pane in panes:
-            if pane.events:
-                parts.append(pane)
+            pane_ms = start_ms + place * self.hop_ms
+            segments: list[Segment] = [pane] if pane.events else []
             if pane.late:
                 missed = self.panes - 1 - place  # windows over this pane that are older than this one
-                parts.extend(pane.late[key] for key in sorted(pane.late) if key <= missed)
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        whole = copied(parts[0])
-        for part in parts[1:]:
-            self._merge(whole, part)
-        whole.sequence.sort()
-        if len(whole.sequence) > self.keep:
-            self.trim(whole)
+                segments += [pane.late[key] for key in sorted(pane.late) if key <= missed]
+            for part in segments:
+                parts += 1
+                if whole is None:
+                    whole = Window(
+                        part.events, part.first_ms, part.last_ms, part.last_offset, part.last_append_ms, part.counts,
+                        part.other, part.features, [],
+                    )  # fmt: skip
+                else:
+                    if parts == 2:  # what is a pane's own until here is changed from here on
+                        whole.counts, whole.features = whole.counts.copy(), whole.features.copy()
+                    self._merge(whole, part)
+                if with_sequence and part.kept:
+                    whole.sequence += self._items(part, pane_ms)
+        if whole is not None and with_sequence:
+            whole.sequence.sort()
+            if len(whole.sequence) > self.keep:
+                del whole.sequence[: len(whole.sequence) - self.keep]
         return whole
 
-    def _merge(self, whole: Segment, part: Segment) -> None:
+    def _items(self, part: Segment, pane_ms: int) -> list[Item]:
+        entries: list[Any] = self._entries(part.sequence, part.kept)
+        if self._note is None:
+            return [(pane_ms + after_ms, offset, label, "") for after_ms, offset, label in entries]
+        return [(pane_ms + after_ms, offset, label, note) for after_ms, offset, label, note in entries]
+
+    def _merge(self, whole: Window, part: Segment) -> None:
         whole.events += part.events
         if part.first_ms < whole.first_ms:
             whole.first_ms = part.first_ms
@@ -178,19 +246,17 @@ class Aggregate:
         for label, n in part.counts.items():
             counts[label] = counts.get(label, 0) + n
         whole.other += part.other
-        whole.sequence += part.sequence
         for index, feature in enumerate(self.features):
             mine, more = whole.features[index], part.features[index]
             if more is not None:
                 whole.features[index] = more if mine is None else feature.merge(mine, more)
 
 
-def copied(part: Segment) -> Segment:
-    """A segment to merge others into."""
-    return Segment(
-        part.events, part.first_ms, part.last_ms, part.last_offset, part.last_append_ms, part.counts.copy(), part.other,
-        part.sequence.copy(), part.features.copy(),
-    )  # fmt: skip
+def packed(entries: list[Entry]) -> bytes:
+    """Entries in msgpack, one behind the other."""
+    raw = _encode(entries)
+    count = len(entries)
+    return raw[1 if count < 16 else 3 if count < 1 << 16 else 5 :]  # without the head of the list
 
 
 def field_of(name: str, where: str) -> Callable[[Event], object]:

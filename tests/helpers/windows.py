@@ -215,7 +215,9 @@ class Rig:
             self._finish(self.fresh(), crash=False)
 
     def commit(self, out: Outbox) -> None:
+        self.view.hold(out.local, 1)
         self.database.write(out.local.items())
+        self.view.release(1)
         self.counts.update(out.counts)
         for (topic, _), rows in out.sends.items():
             for key, value, headers in rows:
