@@ -144,7 +144,9 @@ class WindowStage(Hopping):
         partitions = lane.delivery.partitions
         rows: dict[str, list[str]] = {}
         for name, topic in self._inputs.items():
-            stage, count = (HOP, partitions[self._rekeyed]) if name in self._hops else (f"ingest-{name}", partitions[topic])
+            stage, count = (
+                (HOP, partitions[self._rekeyed]) if name in self._hops else (f"ingest-{name}", partitions[topic])
+            )
             rows[name] = [row_of(name, f"{stage}/{p}").decode() for p in range(count)]
         self._origins = [[row for name in a.sources for row in rows[name]] for a in self.aggregates]
         super().ready(lane)

@@ -34,9 +34,7 @@ def due(aggregate: Aggregate, closing: Closing, high_ms: int) -> bool:
     return closing.next_ms < first_open(high_ms - aggregate.grace_ms, aggregate.size_ms, aggregate.hop_ms)
 
 
-def close(
-    rows: Rows, verdicts: Verdicts, partition: int, slot: Slot, desk: Desk, closing: Closing, limit: int
-) -> int:
+def close(rows: Rows, verdicts: Verdicts, partition: int, slot: Slot, desk: Desk, closing: Closing, limit: int) -> int:
     """Closes up to `limit` windows, and moves `closing` on.
 
     Returns:

@@ -196,9 +196,7 @@ class Hopping:
         aggregate, pane = slot.aggregate, held.pane
         assert pane is not None
         start_ms = oldest_open(held.pane_ms, aggregate.hop_ms, aggregate.panes, late)
-        over = [
-            desk.held(slot, start_ms + place * aggregate.hop_ms, held.entity) for place in range(aggregate.panes)
-        ]
+        over = [desk.held(slot, start_ms + place * aggregate.hop_ms, held.entity) for place in range(aggregate.panes)]
         desk.load(view, out)
         there = [(place, one.pane) for place, one in enumerate(over) if one.pane is not None]
         if not slot.intents.possible(label, [each for _, each in there]):

@@ -6,18 +6,21 @@ that say `rekey`, take a hop by event_id first, so that copies of an event meet 
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import msgspec
 
 from agents.expiry import Expiry
+from agents.upstream import HOP, Upstream, entity_of, upstream_of
 from agents.windows import WindowChain, chained
 from app.core import App, add_stage
 from app.delivery.lane import Lane
+from app.delivery.maps import Map
 from app.delivery.outbox import LARGE_BYTES, Outbox
 from app.delivery.stage import Batch
 from app.logic.dead import dead_headers
+from app.logic.progress import Progress, progress_of
 from app.logic.rekey import rekey_headers, unwrap
 from app.logic.requests import request_key
 from app.logic.rules import NeedsModel, NoiseRules, RuleAnswer, TaskRouter, condition_fields
@@ -26,6 +29,7 @@ from app.sources.source import Source, compile_source
 from models.events import Bad, Event, Headers, ModelRequest, Origin, Record
 from models.results import Result
 from models.results import Source as ResultSource
+from tables.progress import SAID
 from tables.seen import SEEN, Seen
 
 __all__ = ["Ingest", "declare"]
@@ -64,9 +68,14 @@ class Ingest:
         self._prefixes: dict[tuple[str, int], bytes] = {}
         aggregates = [] if self._only is None else chained(settings, self._only.name)
         self.windows = WindowChain(settings, aggregates, topic) if aggregates else None
+        self.upstream: Upstream | None = upstream_of(settings, name, None if self._only is None else self._only.name)
+        self._windowed = {name for a in settings.aggregates for name in settings.over(a)}
         self._clean: list[tuple[Record, Event]] = []
+        self._passed: list[tuple[Record, Event, Source]] = []
+        self._heard: list[Progress] = []
         self._asked: list[tuple[Record, Event, NeedsModel, Source]] = []
-        """Of the batch at hand: what goes on to clean-events, and what no rule decided."""
+        """Of the batch at hand: what goes on to clean-events; what moves event time for the stage `windows`, or counts
+        there; what partitions before this stage said; what no rule decided."""
 
     def use(self, sources: dict[str, Source], rules: tuple[NoiseRules, TaskRouter]) -> None:
         """Takes other rules, between two batches."""
@@ -78,6 +87,7 @@ class Ingest:
     def decide(self, batch: Batch) -> None:
         """Validates and deduplicates a batch; then each new event goes its way."""
         out, now_ms = batch.out, batch.out.now_ms
+        self._passed, self._heard = [], []
         good = self._read(batch)
         keys = [event.event_id.encode() for _, _, event, _ in good]
         mine: dict[bytes, int] = {}
@@ -102,6 +112,8 @@ class Ingest:
             out.count(outcome_name, detail, n)
         if self.windows is not None:
             self.windows.take(batch, self._clean)
+        if self.upstream is not None:
+            self.upstream.take(batch, self._passed, self._heard)
         self._ask(batch)
 
     def _within_horizon(self, was: bytes, now_ms: int) -> int | None:
@@ -122,6 +134,8 @@ class Ingest:
                 headers = rekey_headers(record, source.name)
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
                 batch.out.count("rekeyed", source.name)
+                if source.rekey and self.upstream is not None:
+                    self._passed.append((record, event, source))
             else:
                 good.append((record, source, event, record.offset))
         return good
@@ -130,6 +144,10 @@ class Ingest:
         """Of our own rekeyed topic, where each record says which source it came from."""
         good: list[Good] = []
         for record in batch.records:
+            progress = None if record.key is not None else progress_of(record)
+            if progress is not None:
+                self._heard.append(progress)
+                continue
             origin, source_name = unwrap(record)
             source = self.sources.get(source_name)
             if source is None:
@@ -155,7 +173,8 @@ class Ingest:
             headers.append(("headrace.rule", dropped[1].encode()))
         topic = self.clean if dropped is None else self.sink
         # As it was received, keyed by its entity, with our headers behind its own.
-        entity, value = record.key or event.entity.encode(), record.value or b""
+        entity = entity_of(record, event, source) if self.hop else record.key or b""
+        value = record.value or b""
         if record.headers or len(entity) + len(value) > SMALL_BYTES:
             out.send(topic, entity, value, [*record.headers, *headers])
         else:
@@ -164,6 +183,10 @@ class Ingest:
             return dropped
         if self.windows is not None:
             self._clean.append((record, event))
+        if self.upstream is not None:
+            self._passed.append((record, event, source))
+        if self.hop and not source.rekey and source.name in self._windowed:
+            out.count("unkeyed", source.name)
         return self._task(out, record, source, event, key) if self.tasked else ACCEPTED
 
     def _why_dropped(self, source: Source, event: Event) -> tuple[str, str] | None:
@@ -211,14 +234,20 @@ class Ingest:
         self.expiry.tick(lane, now_ms)
         if self.windows is not None:
             self.windows.tick(lane)
+        if self.upstream is not None:
+            self.upstream.tick(lane)
 
     def ready(self, lane: Lane) -> None:
         if self.windows is not None:
             self.windows.ready(lane)
+        if self.upstream is not None:
+            self.upstream.ready(lane)
 
     def closed(self, lane: Lane) -> None:
         if self.windows is not None:
             self.windows.closed(lane)
+        if self.upstream is not None:
+            self.upstream.closed(lane)
 
     def committed(self, lane: Lane) -> None:
         if self.windows is not None:
@@ -277,6 +306,11 @@ def compiled(settings: Settings) -> tuple[dict[str, Source], tuple[NoiseRules, T
     return sources, (NoiseRules(settings), TaskRouter(settings))
 
 
+def maps_of(logic: Ingest) -> list[Map[Any]]:
+    windows: tuple[Map[Any], ...] = () if logic.windows is None else logic.windows.maps
+    return [SEEN, *windows, *(() if logic.upstream is None else (SAID,))]
+
+
 def declare(app: App) -> None:
     """Adds an ingest stage for every source, and one for the rekeyed topic."""
     settings = app.settings
@@ -291,17 +325,17 @@ def declare(app: App) -> None:
             name=name,
             topic=topic,
             logic=logic,
-            maps=[SEEN, *(logic.windows.maps if logic.windows is not None else ())],
+            maps=maps_of(logic),
             start=source.start,
             help=f"Validates and deduplicates {source.topic}; rules decide what they can.",
         )
-    logics.append(Ingest(settings, "ingest-rekeyed", sources, rules, hop=True))
+    logics.append(Ingest(settings, HOP, sources, rules, hop=True))
     add_stage(
         app,
-        name="ingest-rekeyed",
+        name=HOP,
         topic=settings.topic("rekeyed"),
         logic=logics[-1],
-        maps=[SEEN],
+        maps=maps_of(logics[-1]),
         help="The same for events that had to be keyed by their event_id first.",
     )
 

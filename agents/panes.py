@@ -93,11 +93,9 @@ class Desk:
     def fit(self, view: View, out: Outbox) -> None:
         """Called before anything else for an outbox: forgets all if the last one wasn't taken over by the lane."""
         local = self._local
-        if local is not out.local:
-            if local is not None and view.latest is not local:
-                self.forget()
-            elif self.count > self.limit:
-                self.forget()
+        lost = local is not None and view.latest is not local
+        if local is not out.local and (lost or self.count > self.limit):
+            self.forget()
         self._local = out.local
 
     def held(self, slot: Slot, pane_ms: int, entity: bytes) -> Held:

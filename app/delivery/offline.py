@@ -23,7 +23,7 @@ from app.settings import Settings
 
 __all__ = ["OfflineState", "keep_out", "packed_rows", "read_state", "writer"]
 
-ROLES = ("", "-ingest", "-classify")
+ROLES = ("", "-ingest", "-windows", "-classify")
 
 
 class _Folders(Databases):

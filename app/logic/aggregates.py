@@ -186,8 +186,8 @@ class Aggregate:
 
     def _entries(self, sequence: bytes, count: int) -> list[Entry]:
         """Decodes `count` packed entries."""
-        decode = _short_entries if self._note is None else _long_entries
-        return decode(ARRAY + count.to_bytes(4, "big") + sequence) if count else []
+        decode: Callable[[bytes], Any] = _short_entries if self._note is None else _long_entries
+        return cast(list[Entry], decode(ARRAY + count.to_bytes(4, "big") + sequence)) if count else []
 
     def total(
         self, panes: Iterable[tuple[int, Pane]], start_ms: int, with_sequence: bool = True

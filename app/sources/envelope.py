@@ -56,6 +56,7 @@ class EnvelopeReader:
         self.max_future_ms = int(settings.ingest.max_future_s * 1000)
         self.plain_ms = source.time_unit in ("auto", "ms")
         self.with_text = with_text
+        self._rekeyed = source.rekey
         self._looks = bool(fields) or with_text
         self._decode: Callable[[bytes], Envelope | Head] = (
             msgspec.json.Decoder(Envelope).decode if self._looks else msgspec.json.Decoder(Head).decode
@@ -117,7 +118,8 @@ class EnvelopeReader:
         entity_id = envelope.entity_id
         if type(entity_id) is float:
             return _wrong("entity_id", "text or an integer")
-        entity = entity_of(record.key, "" if entity_id is None else str(entity_id), event_id)
+        mapped = "" if entity_id is None else str(entity_id)
+        entity = entity_of(record.key, mapped, event_id, rekeyed=self._rekeyed)
         trace_id = envelope.trace_id or (traceparent(record.headers) if record.headers else "")
         event = Event(event_id, event_type, at_ms, entity, envelope.source_system or "", trace_id)
         if self._looks:

@@ -58,8 +58,13 @@ def identifier(value: object, field: str, max_bytes: int) -> str | Bad:
     return text
 
 
-def entity_of(key: bytes | None, mapped: str, event_id: str) -> str:
-    """The record's key; without one (an empty key is none) the mapped field; without it the event's id."""
+def entity_of(key: bytes | None, mapped: str, event_id: str, *, rekeyed: bool = False) -> str:
+    """The record's key; without one (an empty key is none) the mapped field; without it the event's id.
+
+    Where the topic isn't keyed by the entity (`rekeyed`) the mapped field comes first.
+    """
+    if rekeyed and mapped:
+        return mapped
     return key.decode("utf-8", "replace") if key else mapped or event_id
 
 
@@ -89,7 +94,7 @@ class Mapping:
         self._system = _constant_or_path(source.source_system, f"{where}, source_system", source.name)
         self._trace = compile_path(source.trace_id, f"{where}, trace_id") if source.trace_id else None
         self._text: Texter | None = compile_text(source.text, f"{where}, text") if source.text else None
-        self._with_text = with_text
+        self._with_text, self._rekeyed = with_text, source.rekey
         self._fields = [(path, compile_path(path, f"condition on {path}")) for path in fields]
         if (self._id is None) == (not self._fingerprint):
             raise SettingsError(
@@ -121,7 +126,7 @@ class Mapping:
             event_id=event_id,
             event_type=event_type,
             event_time_ms=at_ms,
-            entity=entity_of(record.key, entity, event_id),
+            entity=entity_of(record.key, entity, event_id, rekeyed=self._rekeyed),
             source_system=_plain_text(self._system(document)),
             trace_id=(_plain_text(self._trace(document)) if self._trace else "") or traceparent(record.headers),
             text=self._text_of(document, event_type) if self._with_text else "",

@@ -9,6 +9,7 @@ Rules that hold for every format:
   is used each half becomes U+FFFD (in an id it is refused). Of a repeated key the last one counts, everywhere.
 - Ids are text or integers, every digit kept: 1 and "1" are one id, 1.0 and 1e3 are refused.
 - The entity is the record's key; without one (an empty key is none) the mapped field; without that the id.
+  Of a source that says `rekey` the mapped field comes first: its topic isn't keyed by the entity.
 - Raw bytes are never changed: what isn't read here is passed on all the same.
 """
 

@@ -104,10 +104,20 @@ def test_a_rule_fires_once_a_window_whatever_batches_and_owners_there_are() -> N
 
 def test_open_windows_are_looked_at_at_most_every_early_s_of_event_time() -> None:
     rig = rig_of(TROUBLE)
-    feed(rig, *run_of("failed", "failed", "failed", "message", step_ms=1000))
-    assert rig.of("agent-trigger") == [], "the look at the first failure was less than 5 s ago"
-    feed(rig, *run_of("message", start_ms=105_000), start=4)
+    feed(rig, *run_of("message", "failed", "failed", "failed", step_ms=1000))
+    assert rig.of("agent-trigger") == [], "all that is needed, in the wrong order"
+    feed(rig, *run_of("message", start_ms=104_000), start=4)
+    assert rig.of("agent-trigger") == [], "the look at the third failure was less than 5 s ago"
+    feed(rig, *run_of("message", start_ms=109_000), start=5)
     assert len(rig.of("agent-trigger")) == 1
+
+
+def test_a_rule_fires_at_the_very_event_that_completes_it() -> None:
+    rig = rig_of(TROUBLE)
+    feed(rig, *run_of("failed", "failed", "failed", step_ms=1000))
+    assert rig.of("agent-trigger") == []
+    feed(rig, *run_of("message", start_ms=103_001), start=3)
+    assert len(rig.of("agent-trigger")) == 1, "looks that can't succeed don't count"
 
 
 def test_a_rule_that_is_not_early_waits_for_the_close() -> None:

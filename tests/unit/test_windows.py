@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from agents.hopping import CLOSED_AT_ONCE
+from agents.upstream import apart
+from agents.windows import chained
+from app.delivery.stage import Batch
 from app.errors import SettingsError
 from app.logic.aggregates import pack_time
 from app.logic.windows import first_open, missed, oldest_open
@@ -87,8 +91,6 @@ def test_keys_of_ten_kilobytes_and_of_any_bytes_are_apart() -> None:
         record = given.record(offset)
         record.key = key
         taken.append((record, given.event(offset)))
-    from app.delivery.stage import Batch
-
     out = rig.fresh()
     rig.chain.take(Batch([], 0, rig.view, out), taken)
     rig.commit(out)
@@ -220,14 +222,58 @@ def test_an_aggregate_that_can_not_be_is_refused_with_its_field(aggregate: dict[
         Rig(declared(aggregate))
 
 
-def test_an_aggregate_over_a_source_that_hops_or_over_two_is_refused() -> None:
+def test_an_aggregate_over_a_source_that_hops_or_over_two_runs_in_a_stage_of_its_own() -> None:
     tree = declared().model_dump()
+    assert [declared().chained_to(a) for a in declared().aggregates] == ["raw"]
     tree["sources"][0]["rekey"] = True
-    with pytest.raises(ValueError, match="aggregate agg, sources"):
-        Settings.model_validate(tree)
+    made = Settings.model_validate(tree)
+    assert (chained(made, "raw"), [a.sources for a in apart(made)]) == ([], [["raw"]])
     tree["sources"] = [{"name": name, "topic": name} for name in ("x", "y")]
-    with pytest.raises(ValueError, match="given x, y"):
+    made = Settings.model_validate(tree)
+    assert (chained(made, "x"), [a.sources for a in apart(made)]) == ([], [["x", "y"]])
+
+
+def test_a_hint_from_windows_that_ingest_does_not_make_is_refused() -> None:
+    tree = declared().model_dump()
+    tree["sources"] = [{"name": name, "topic": name} for name in ("x", "y")]
+    tree["intents"] = [{"name": "i", "aggregate": "agg", "when": [{"count": "*", "at_least": 1}], "deep_s": 5}]
+    with pytest.raises(ValueError, match="intent i, deep_s"):
         Settings.model_validate(tree)
+
+
+def test_noise_alone_does_not_keep_windows_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, begun = Rig(declared()), time.monotonic()
+    feed(rig, Given("a", 31_000))
+    rig.idle = True
+    for seconds in (20, 40):
+        monkeypatch.setattr("agents.windows.time.monotonic", lambda at=seconds: begun + at)
+        rig.take([])  # a batch of which nothing counts
+        rig.chain.tick(rig.lane)
+        rig.settle()
+    assert list(rig.windows()) == [("a", 0)]
+
+
+def test_closing_is_done_in_steps_between_batches_of_input() -> None:
+    rig = Rig(declared({"hop_s": 60, "grace_s": 0}))
+    users = [Given(f"u{n}", 1000) for n in range(2 * CLOSED_AT_ONCE)]
+    rig.take(enumerate(users))
+    rig.take([(len(users), Given("z", 60_000))])
+    first = len(rig.windows())
+    assert CLOSED_AT_ONCE <= first < len(users)
+    assert rig.chain.room(rig.lane), "more closes with each batch than it can open"
+    rig.take([(len(users) + 1, Given("z", 60_001))])
+    assert len(rig.windows()) > first
+    rig.settle()
+    assert len(rig.windows()) == len(users)
+
+
+def test_a_batch_that_was_given_up_is_forgotten_in_memory_too() -> None:
+    rig = Rig(declared())
+    rig.take([(0, Given("a", 1000))])
+    lost = rig.fresh()
+    rig.chain.take(Batch([], 0, rig.view, lost), [(Given("a", 2000).record(1), Given("a", 2000).event(1))])
+    feed(rig, Given("a", 2000), Given("b", 500_000), start=1)
+    assert rig.windows()["a", 0]["events"] == 2
 
 
 def test_the_built_in_aggregates_go_with_the_built_in_source(tmp_path: Any) -> None:
