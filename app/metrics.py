@@ -69,8 +69,8 @@ OUTCOMES = Counter(
     "What became of events: accepted, asked (a model decides later), rekeyed, duplicate, conflict (a duplicate with other "
     "content), noise, filtered, dead, "
     "rule, light, deep, review, untasked. Of windows: window (closed), late, ahead, cut (events left out of a sequence), "
-    "intent (a rule fired), purged (panes of an aggregate that was changed). `detail` is the rule, reason, cause or "
-    "aggregate.",
+    "intent (a rule fired), purged (panes of an aggregate that was changed), unkeyed (in no window, without an entity). "
+    "`detail` is the rule, reason, cause, source or aggregate.",
     ["stage", "outcome", "detail"],
 )
 RECORDS_LOST = Counter(

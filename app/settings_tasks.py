@@ -60,7 +60,9 @@ class SourceSettings(Section):
     )
     time_format: str = Field("", description="For time_unit strptime, e.g. `%d/%b/%Y:%H:%M:%S %z`.")
     timezone: str = Field("UTC", description="IANA zone of times that carry none.")
-    entity: str = Field("", description="Path of the entity, used where the record has no key: the key comes first.")
+    entity: str = Field(
+        "", description="Path of the entity, used where the record has no key: the key comes first, but for rekey."
+    )
     text: str = Field("", description="Path of the text to classify; or a template with {paths} (`{method} {path}`).")
     source_system: str = Field("", description="Path, or a constant with a leading `=`; empty: the source's name.")
     trace_id: str = Field("", description="Path of a trace id; empty: taken from traceparent if there is one.")
@@ -74,7 +76,7 @@ class SourceSettings(Section):
     rekey: bool = Field(
         False,
         description="True when the topic isn't keyed so that copies of an event meet in one partition: events "
-        "take a hop by event_id first. Records without a key always do.",
+        "take a hop by event_id first. Records without a key always do. The mapped entity then comes before the key.",
     )
 
     @field_validator("start")

@@ -38,10 +38,15 @@ class WindowsSettings(Section):
     early_s: float = Field(
         5.0,
         ge=0,
-        description="Open windows are looked at by intent rules at most this often an entity and pane, in event time.",
+        description="Open windows that have the events that a rule needs are looked at by it at most this often an entity and pane, "
+        "in event time.",
     )
     close_windows: int = Field(
-        10_000, ge=1, le=100_000, description="Windows closed in one transaction. While more wait, no input is taken."
+        10_000,
+        ge=1,
+        le=100_000,
+        description="Windows closed in one transaction at most. Fewer where few events come: those don't wait for it. While more "
+        "wait than that, no input is taken.",
     )
 
 

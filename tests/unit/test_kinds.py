@@ -8,6 +8,7 @@ import pytest
 from app.delivery.kinds import misfit, noted
 from app.delivery.maps import Map
 from tables.open_work import ANSWERED, OPEN
+from tables.panes import PANES
 from tables.seen import SEEN
 
 
@@ -101,3 +102,22 @@ def test_every_map_of_ours_can_be_described_and_fits_itself() -> None:
     maps = [SEEN, OPEN, ANSWERED]
     assert misfit(noted(maps), maps) == ""
     assert noted(maps) == noted(maps)
+
+
+class FormerPane(msgspec.Struct, array_like=True):
+    """The fields of a pane before sequences were packed."""
+
+    events: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    last_offset: int = -1
+    last_append_ms: int = 0
+    counts: dict[str, int] = {}
+    other: int = 0
+    sequence: list[tuple[int, int, str, str]] = []
+
+
+def test_panes_of_a_former_layout_are_refused_by_name() -> None:
+    former: Map[FormerPane] = Map("panes", PANES.prefix, FormerPane)
+    assert misfit(noted([former]), [PANES]).startswith("map panes: its fields were events, first_ms")
+    assert misfit(noted([PANES]), [PANES]) == ""

@@ -13,7 +13,7 @@ from app.settings import Settings, load
 from tests.helpers.topics import create
 
 OURS = {
-    "rekeyed", "agg-events", "late-events", "agent-trigger",
+    "rekeyed", "window-events", "agg-events", "late-events", "agent-trigger",
     "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
     "budget", "budget-grants", "api-keys", "redriven", "gateway-replies",
 }  # fmt: skip
