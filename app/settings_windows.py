@@ -38,7 +38,7 @@ class WindowsSettings(Section):
     early_s: float = Field(
         5.0,
         ge=0,
-        description="Open windows that have the events that a rule needs are looked at by it at most this often an entity and pane, "
+        description="Rules look at an open window that has the events they need at most this often an entity and pane, "
         "in event time.",
     )
     close_windows: int = Field(
