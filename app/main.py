@@ -20,7 +20,7 @@ def declare() -> None:
     """Adds commands, stages and web pages. `from app.commands import x`: `import app.x` would rebind `app`."""
     import faust.cli.faust  # noqa: F401  # Faust's own commands first: ours of the same name take their place
 
-    from agents import ingest
+    from agents import ingest, results
     from app import reload
     from app.commands import (  # noqa: F401
         broker,
@@ -50,6 +50,8 @@ def declare() -> None:
         from agents import classify
 
         classify.declare(app)
+    if app.settings.role in ("all", "results"):
+        results.declare(app)
     worker_web.install(app)
     path = config_path()
     if path is not None:

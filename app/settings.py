@@ -27,7 +27,7 @@ from app.settings_tasks import (
     TaskRule,
     TaskSettings,
 )
-from app.settings_web import GatewaySettings
+from app.settings_web import GatewaySettings, ResultsSettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "MarkRule",
     "NoiseRule",
     "ProviderSettings",
+    "ResultsSettings",
     "Settings",
     "SourceSettings",
     "TaskRule",
@@ -159,7 +160,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
-    role: Literal["all", "ingest", "windows", "classify"] = Field(
+    role: Literal["all", "ingest", "windows", "classify", "results"] = Field(
         "all", description="Which stages this worker runs; each role is a consumer group of its own."
     )
     kafka: KafkaSettings = KafkaSettings()
@@ -176,6 +177,7 @@ class Settings(BaseSettings):
     llm: LlmSettings = LlmSettings()
     budget: BudgetSettings = BudgetSettings()
     classify: ClassifySettings = ClassifySettings()
+    results: ResultsSettings = ResultsSettings()
     web: WebSettings = WebSettings()
     gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()

@@ -6,10 +6,23 @@ from pydantic import Field
 
 from app.settings_base import Section
 
-__all__ = ["GatewaySettings", "Scope"]
+__all__ = ["GatewaySettings", "ResultsSettings", "Scope"]
 
 Scope = Literal["produce", "read", "review", "admin"]
 """What an API key may do. admin may do all."""
+
+
+class ResultsSettings(Section):
+    """Results that can be asked for by event_id."""
+
+    keep_s: float = Field(
+        86_400.0, ge=0, description="How long a result is kept in State. 0: not at all, and the stage isn't there."
+    )
+    partition_bytes: int = Field(
+        256 << 20,
+        ge=1 << 20,
+        description="Results a partition keeps; above it the oldest go. About half a million usual ones; twice this on disk.",
+    )
 
 
 class GatewaySettings(Section):
@@ -53,3 +66,15 @@ class GatewaySettings(Section):
         0.5, ge=0, le=60, description="After SIGTERM /readyz says 503 this long before connections are refused."
     )
     close_timeout_s: float = Field(10.0, gt=0, description="Then requests that still run have this long.")
+    max_wait_s: float = Field(60.0, ge=0, le=600, description="The longest that a request may wait for a result.")
+    max_waiting: int = Field(1000, ge=1, description="Requests that wait for a result; above it 429.")
+    max_streams: int = Field(
+        2000, ge=1, description="Live streams of results (SSE and WebSocket) at once; above it 429, or close code 1013."
+    )
+    stream_items: int = Field(
+        1000, ge=1, description="Results that wait for a slow reader; above it the stream is closed with a code."
+    )
+    send_timeout_s: float = Field(15.0, gt=0, description="A reader that takes nothing for so long is dropped.")
+    keep_alive_s: float = Field(
+        15.0, gt=0, description="A stream without results says so this often: proxies cut idle ones after 30 s or more."
+    )

@@ -4,9 +4,10 @@
     GET /readyz                           200 when State is restored and all partitions of this worker run, else 503
     GET /metrics                          Prometheus
     GET /tables                           every State of this worker: maps, partitions, sizes
-    GET /tables/{state}/{map}             rows: ?partition= &start= &limit=
+    GET /tables/{state}/{map}             rows: ?partition= &start= &limit= ; or ?key=
     GET /tables/{state}/{map}/{key}       one key, looked up in every partition this worker owns
     GET /trace/{event_id}                 what State knows of an event
+    GET /results                          one result: ?event_id= &partition= ; 421 when this worker hasn't the partition
 
 Loopback needs no token; any other bind asks for `Authorization: Bearer` with web.token.
 """
@@ -21,6 +22,7 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from agents.results import STAGE as RESULTS_STAGE
 from app import metrics
 from app.core import App
 from app.delivery.lane import Lane
@@ -28,6 +30,7 @@ from app.delivery.maps import Map, PackedMap
 from app.web.announce import announce
 from tables.open_work import ANSWERED, OPEN
 from tables.panes import FIRED, PANES, read_place, show_place
+from tables.results import KEPT
 from tables.seen import SEEN
 
 __all__ = ["install"]
@@ -59,6 +62,7 @@ def install(app: App) -> None:
             web.get("/tables/{state}/{map}", pages.rows),
             web.get("/tables/{state}/{map}/{key:.+}", pages.row),
             web.get("/trace/{event_id:.+}", pages.trace),
+            web.get("/results", pages.result),
         ]
     )
 
@@ -203,6 +207,8 @@ class Pages:
     async def rows(self, request: web.Request) -> web.Response:
         """One page, over the partitions of this worker in order; `next` continues it."""
         of, lanes = self._find(request)
+        if "key" in request.query:
+            return self._row(of, lanes, request.query["key"], absent=200)
         try:
             limit = min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
             first = int(request.query.get("partition", 0))
@@ -220,20 +226,26 @@ class Pages:
                 if len(rows) == limit:
                     following = {"partition": partition, "start": key.hex()}
                     break
-                rows.append({"partition": partition, "key": show_key(of, key), "value": show_value(value)})
+                rows.append(
+                    {"partition": partition, "key": show_key(of, key), "value": show_value(value), "hex": key.hex()}
+                )
             if following:
                 break
         return _json({"rows": rows, "next": following, "partitions": [lane.tp.partition for lane in lanes]})
 
     async def row(self, request: web.Request) -> web.Response:
         of, lanes = self._find(request)
-        key = read_key(of, request.match_info["key"])
+        return self._row(of, lanes, request.match_info["key"], absent=404)
+
+    @staticmethod
+    def _row(of: Map[Any], lanes: list[Lane], text: str, absent: int) -> web.Response:
+        key = read_key(of, text)
         found = [
             {"partition": lane.tp.partition, "key": show_key(of, key), "value": show_value(value)}
             for lane in lanes
             if (value := lane.view.get(of, key)) is not None
         ]
-        return _json({"rows": found, "partitions": [lane.tp.partition for lane in lanes]}, 200 if found else 404)
+        return _json({"rows": found, "partitions": [lane.tp.partition for lane in lanes]}, 200 if found else absent)
 
     async def trace(self, request: web.Request) -> web.Response:
         """Looks an event_id up in every partition this worker owns; a few key look-ups each."""
@@ -248,6 +260,23 @@ class Pages:
             if OPEN in maps:
                 found.extend(self._open_steps(lane, key.decode()))
         return _json({"event_id": key.decode(), "steps": found})
+
+    async def result(self, request: web.Request) -> web.Response:
+        """The result of an event, byte for byte as it stands on `ai-results`."""
+        event_id, partition = request.query.get("event_id", ""), request.query.get("partition", "")
+        lanes = [
+            lane
+            for lane in self.app.delivery.lanes.values()
+            if lane.stage.name == RESULTS_STAGE and str(lane.tp.partition) == partition
+        ]
+        if not lanes or lanes[0].stopped:
+            return _json({"error": lanes[0].stopped if lanes else "another worker has this partition"}, 421)
+        if not lanes[0].ready:
+            return _json({"error": "the partition is being restored"}, 503)
+        kept = lanes[0].view.get(KEPT, event_id.encode("utf-8", "surrogatepass"))
+        if kept is None:
+            return _json({"error": "no result is kept"}, 404)
+        return web.Response(body=kept.result, content_type="application/json")
 
     @staticmethod
     def _step(lane: Lane, of: Map[Any], value: Any) -> dict[str, Any]:

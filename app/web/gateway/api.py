@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
 from app.settings import Settings
-from app.web.gateway import events
+from app.web.gateway import events, results, tables
 from app.web.gateway.context import Gateway, gateway_of, need, request_id_of
 from app.web.gateway.problems import Problem, problem_response
 
@@ -95,7 +95,8 @@ def build(settings: Settings) -> FastAPI:
     )  # fmt: skip
     app.state.gateway = gateway
     app.include_router(operations)
-    app.include_router(events.router)
+    for router in (events.router, results.router, tables.router):
+        app.include_router(router)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -113,7 +114,7 @@ def build(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Keeps what runs beside the requests; one that fails takes the process down with its reason."""
     gateway: Gateway = app.state.gateway
-    loops = [gateway.writer.run(), gateway.keys.run(), gateway.others.run()]
+    loops = [gateway.writer.run(), gateway.keys.run(), gateway.others.run(), gateway.announced.run()]
     tasks = [asyncio.create_task(loop) for loop in loops]
     for task in tasks:
         task.add_done_callback(_watch)
@@ -124,6 +125,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await gateway.writer.stop()
+        await gateway.workers.close()
 
 
 def _watch(task: "asyncio.Task[None]") -> None:

@@ -16,6 +16,7 @@ from app.web.gateway.intake import Intake
 from app.web.gateway.problems import Problem
 from app.web.gateway.rates import Rates
 from app.web.gateway.replies import Replies
+from app.web.gateway.workers import Workers
 from app.web.gateway.writer import RETRY_AFTER_S, Writer
 from app.web.keys import ApiKey, KeyRing
 
@@ -43,7 +44,11 @@ class Gateway:
         self.rates = Rates(limits.rate_per_s, limits.burst_s)
         self.intakes = {source.name: Intake(source, settings) for source in settings.sources if source.format != "text"}
         self.default_source = limits.source or settings.sources[0].name
+        self.workers = Workers(settings)
+        self.announced = Follower(settings, settings.topic("workers"), self.workers.apply)
         self.draining = False
+        self.waiting = 0
+        """Requests that wait for a result."""
 
     @property
     def not_ready(self) -> str:
@@ -53,6 +58,15 @@ class Gateway:
         if not self.writer.reachable:
             return "Kafka isn't reachable"
         return "" if self.keys.caught_up.is_set() else "API keys aren't read yet"
+
+    @property
+    def result_partitions(self) -> int:
+        """Of `ai-results`.
+
+        Raises:
+            Problem: 503, Kafka hasn't been reached yet.
+        """
+        return self.writer.partitions(self.settings.topic("ai-results"))
 
     def intake(self, source: str) -> Intake:
         """The reader of a source.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["POST_EVENTS", "PROBLEM"]
+__all__ = ["POST_EVENTS", "PROBLEM", "RESULT", "problems"]
 
 EVENT: dict[str, Any] = {
     "event_id": "o-1001", "event_type": "order.created", "event_time": "2026-11-30T10:00:00Z", "entity_id": "user-7",
@@ -29,6 +29,25 @@ def _problem(description: str) -> dict[str, Any]:
 def _json(description: str, examples: dict[str, Any]) -> dict[str, Any]:
     shown = {name: {"value": value} for name, value in examples.items()}
     return {"description": description, "content": {"application/json": {"examples": shown}}}
+
+
+RESULT: dict[str, Any] = {
+    "event_id": "o-1001", "event_type": "order.created", "task": "shop", "category": "order", "confidence": 1.0,
+    "tier": "rule", "why": "order-events", "provider": "", "model": "", "model_version": "", "prompt_version": "",
+    "tokens": {"prompt": 0, "completion": 0}, "cost_usd": 0.0, "latency_ms": 41, "created_ms": 1796032800041,
+    "source": {"topic": "raw-events", "partition": 2, "offset": 4711}, "entity": "user-7", "trace_id": "",
+}  # fmt: skip
+
+MEANINGS = {
+    401: "No key, or an unknown or revoked one.", 403: "The key lacks the scope.", 404: "There is none.",
+    422: "A parameter can't be read.", 429: "Too many at once; see Retry-After.",
+    503: "Nobody has the partition now, or no worker is alive; see Retry-After.",
+}  # fmt: skip
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors that a route may give."""
+    return {status: _problem(MEANINGS[status]) for status in statuses}
 
 
 POST_EVENTS: dict[str, Any] = {

@@ -119,6 +119,17 @@ class Writer:
         if not self.reachable:
             raise unavailable("Kafka isn't reachable; nothing was stored")
 
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic of ours has.
+
+        Raises:
+            Problem: 503, Kafka hasn't been reached yet.
+        """
+        known = self._partitioners.get(topic)
+        if known is None:
+            raise unavailable("Kafka isn't reachable")
+        return known.count
+
     async def write(self, topic: str, items: list[Item]) -> list[RecordMetadata | Exception]:
         """Writes records and waits for the acks, within gateway.ack_timeout_s.
 

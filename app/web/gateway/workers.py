@@ -1,0 +1,114 @@
+"""Asks workers over their web ports: which are alive, who owns a partition, what State holds."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx
+import msgspec
+from aiokafka.structs import ConsumerRecord
+
+from app.delivery.partitions import partition_for
+from app.settings import Settings
+from app.web.announce import STALE_S, Worker
+from app.web.gateway.problems import Problem
+
+__all__ = ["Answer", "Workers"]
+
+ASK_TIMEOUT_S = 5.0
+"""A key look-up takes a millisecond; a worker that takes longer than this is named and left out."""
+ABSENT, ELSEWHERE = 404, 421
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What one worker said."""
+
+    worker: Worker
+    status: int
+    """0: it didn't answer."""
+    body: bytes
+    why: str = ""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Workers:
+    """The workers of a deployment."""
+
+    def __init__(self, settings: Settings) -> None:
+        token = settings.web.token.get_secret_value()
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._known: dict[str, Worker] = {}
+        self._owners: dict[int, str] = {}
+        """Which worker answered for a partition of `ai-results` last."""
+        self._client: httpx.AsyncClient | None = None
+
+    def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        """Takes a record of the topic `workers`."""
+        key = (record.key or b"").decode("utf-8", "replace")
+        try:
+            worker = msgspec.json.decode(record.value, type=Worker) if record.value else None
+        except msgspec.MsgspecError:
+            return
+        if worker is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = worker
+
+    @property
+    def alive(self) -> list[Worker]:
+        """Those that said so lately, the oldest first."""
+        limit = (time.time() - STALE_S) * 1000
+        return sorted((w for w in self._known.values() if w.beat_ms > limit), key=lambda w: w.started_ms)
+
+    async def ask_all(self, path: str, params: dict[str, str] | None = None) -> list[Answer]:
+        """GETs a path of every worker at once; those that don't answer are in it with status 0.
+
+        Raises:
+            Problem: 503, none is alive.
+        """
+        alive = self.alive
+        if not alive:
+            raise Problem(503, "no-worker", "no worker is alive now", headers={"Retry-After": "2"})
+        return list(await asyncio.gather(*[self._ask(worker, path, params or {}) for worker in alive]))
+
+    async def result(self, event_id: str, partitions: int) -> bytes | None:
+        """The result of an event from the worker that owns its partition, or None where none is kept.
+
+        Raises:
+            Problem: 503, nobody has the partition now (a rebalance, a restore), or no worker is alive.
+        """
+        key = event_id.encode("utf-8", "surrogatepass")
+        partition = partition_for(key, partitions)
+        params = {"event_id": event_id, "partition": str(partition)}
+        owner = next((w for w in self.alive if w.id == self._owners.get(partition)), None)
+        if owner is not None:
+            answer = await self._ask(owner, "/results", params)
+            if answer.status in (200, ABSENT):
+                return answer.body if answer.status == 200 else None
+        answers = await self.ask_all("/results", params)
+        for answer in answers:
+            if answer.status in (200, ABSENT):
+                self._owners[partition] = answer.worker.id
+                return answer.body if answer.status == 200 else None
+        restoring = any(answer.status == 503 for answer in answers)
+        why = "is being restored" if restoring else "has no owner now (a rebalance, or no worker keeps results)"
+        raise Problem(
+            503, "restoring" if restoring else "no-owner", f"partition {partition} of the results {why}",
+            headers={"Retry-After": "1"},
+        )  # fmt: skip
+
+    async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
+        if self._client is None:
+            self._client = httpx.AsyncClient(headers=self._headers, timeout=ASK_TIMEOUT_S, trust_env=False)
+        try:
+            reply = await self._client.get(worker.url + path, params=params)
+        except httpx.HTTPError as error:
+            return Answer(worker, 0, b"", type(error).__name__)
+        return Answer(worker, reply.status_code, reply.content)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
