@@ -21,11 +21,13 @@ def default_port() -> int:
 @cli.command("llm", short_help="Start a model server on this machine.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port on 127.0.0.1; 0 is any. Default: llm.base_url's.")
 @click.option("--model", help="A GGUF file, or a folder or OWNER/NAME for vLLM. Default: the tiny model, or llm.model.")
-def llm(port: int | None, model: str | None) -> None:
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def llm(port: int | None, model: str | None, options: tuple[str, ...]) -> None:
     r"""Start an OpenAI-compatible model server and stay in the foreground.
 
     It is llama.cpp with a model of 135M parameters: it proves the whole path and answers at random. Name a better one
-    with --model. Where vLLM and a GPU are there, and llm.model or --model is a folder or OWNER/NAME, vLLM serves it.
+    with --model. Where llm.model or --model is a folder or OWNER/NAME, and the program vllm is on PATH and there is a
+    GPU, vLLM serves it; what stands behind -- is passed on to `vllm serve`.
 
     Prints one line, `ready HOST:PORT`, after a first completion. Stops in order on Ctrl-C or SIGTERM.
 
@@ -33,9 +35,10 @@ def llm(port: int | None, model: str | None) -> None:
     Examples:
       headrace llm
       headrace llm --port 8091 --model qwen3-4b-q4.gguf
+      headrace llm --model Qwen/Qwen3-8B -- --gpu-memory-utilization 0.8
     """
     try:
-        serve(default_port() if port is None else port, model, settings.llm.model, _say)
+        serve(default_port() if port is None else port, model, settings.llm.model, _say, options)
     except ModelError as error:
         click.echo(f"headrace: {error}", err=True)
         raise SystemExit(1) from None

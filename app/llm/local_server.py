@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
@@ -38,6 +38,10 @@ CONTEXT_TOKENS = 8192
 
 START_S, VLLM_START_S = 60.0, 600.0
 """The tiny model loads in 1 to 3 s on two cores; vLLM compiles for minutes."""
+
+
+GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd")
+"""Of NVIDIA's and AMD's drivers."""
 
 
 class Stop(BaseException):
@@ -58,7 +62,7 @@ def find_model() -> Path:
     return found[0]
 
 
-def serve(port: int, model: str | None, name: str, say: Callable[[str], None]) -> None:
+def serve(port: int, model: str | None, name: str, say: Callable[[str], None], options: Sequence[str] = ()) -> None:
     """Serves until SIGTERM or Ctrl-C.
 
     Args:
@@ -67,6 +71,7 @@ def serve(port: int, model: str | None, name: str, say: Callable[[str], None]) -
             kind and vLLM and a GPU are there, else the tiny model.
         name: as clients will name the model.
         say: gets the one line `ready HOST:PORT`.
+        options: passed on to `vllm serve`.
 
     Raises:
         ModelError: the port is taken, or the server can't start. Says what to do.
@@ -76,10 +81,16 @@ def serve(port: int, model: str | None, name: str, say: Callable[[str], None]) -
     signal.signal(signal.SIGINT, _stop)
     try:
         wanted = model or name
-        if ("/" in wanted or Path(wanted).is_dir()) and not Path(wanted).is_file() and (vllm := _vllm()):
-            _serve_vllm([vllm, "serve", wanted, "--served-model-name", name], port, name, say)
-        else:
-            _serve_llama(Path(model) if model else find_model(), port, name, say)
+        for_vllm = ("/" in wanted or Path(wanted).is_dir()) and not Path(wanted).is_file()
+        vllm, lacks = _vllm() if for_vllm else ("", "")
+        if vllm:
+            _serve_vllm([vllm, "serve", wanted, "--served-model-name", name, *options], port, name, say)
+            return
+        if model and for_vllm:
+            raise ModelError(f"{model} is for vLLM, but {lacks}; name a GGUF file for llama.cpp")
+        if for_vllm:
+            sys.stderr.write(f"headrace: {lacks}, so the tiny model answers as {name}\n")
+        _serve_llama(Path(model) if model else find_model(), port, name, say)
     except Stop:
         return
 
@@ -133,10 +144,28 @@ def _serve_llama(model: Path, port: int, name: str, say: Callable[[str], None]) 
         del server  # its destructor ends the threads
 
 
-def _vllm() -> str | None:
-    """The program, where it is installed beside a GPU."""
-    gpu = Path("/dev/nvidia0").exists() or bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return shutil.which("vllm") if gpu and importlib.util.find_spec("vllm") else None
+def _vllm() -> tuple[str, str]:
+    """The program, where it is beside a GPU; else what is missing."""
+    program = shutil.which("vllm")
+    if program is None:
+        return "", "the program vllm isn't on PATH"
+    return (program, "") if _has_gpu() else ("", "there is no GPU that it could use")
+
+
+def _has_gpu() -> bool:
+    """Nothing of CUDA is loaded for it: drivers make device files, or (WSL) only their tool knows."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return False
+    if any(Path(device).exists() for device in GPU_DEVICES):
+        return True
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    try:
+        asked = subprocess.run([tool, "-L"], capture_output=True, timeout=30, check=False)  # noqa: S603 - the driver's own
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return asked.returncode == 0 and b"GPU" in asked.stdout
 
 
 def _serve_vllm(start: list[str], port: int, name: str, say: Callable[[str], None]) -> None:
