@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench import ids, ingest, path, restore, steady
+from tests.bench import deep, ids, ingest, path, restore, steady
 from tests.bench.contestants import CONTESTANTS
 from tests.bench.data import PARTITIONS
 
@@ -63,6 +63,16 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
     common(mode, rounds=3)
     add_all(modes)
+    mode = modes.add_parser("deep", help="the deep tier with batches beside one event a call, at a stub model server")
+    mode.set_defaults(run=run_deep)
+    mode.add_argument("--items", type=batch_sizes, default=[1, 20], help="items a call, comma-separated")
+    mode.add_argument("--events", type=at_least(100), default=2000)
+    model(mode)
+    mode = modes.add_parser("shop", help="the demo stream with all tiers beside each event deep, one by one")
+    mode.set_defaults(run=run_shop)
+    mode.add_argument("--rate", type=at_least(1), default=50, help="events/s")
+    mode.add_argument("--seconds", type=at_least(10), default=60)
+    model(mode)
     mode = modes.add_parser("ids", help="CPU per event, memory and disk with few and many ids in the table (long)")
     mode.set_defaults(run=run_ids)
     mode.add_argument("--ids", type=sizes, default=[100_000, 10_000_000], help="table sizes, comma-separated")
@@ -91,6 +101,13 @@ def add_all(modes: Any) -> None:
     common(mode, rounds=3)
 
 
+def model(mode: argparse.ArgumentParser) -> None:
+    mode.add_argument("--latency-ms", type=float, default=150.0, help="of every call")
+    mode.add_argument("--token-ms", type=float, default=8.0, help="more of it for each token of an answer")
+    mode.add_argument("--concurrency", type=at_least(1), default=10, help="calls at a time")
+    files(mode)
+
+
 def common(mode: argparse.ArgumentParser, rounds: int) -> None:
     mode.add_argument("--rounds", type=at_least(1), default=rounds, help="figures are the medians over them")
     files(mode)
@@ -111,6 +128,10 @@ def contestants(text: str) -> list[str]:
 
 def sizes(text: str) -> list[int]:
     return [at_least(1000)(part) for part in text.split(",")]
+
+
+def batch_sizes(text: str) -> list[int]:
+    return [at_least(1)(part) for part in text.split(",")]
 
 
 def at_least(least: int) -> Any:
@@ -185,6 +206,32 @@ def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:
         )
         if row["wrong"]:
             say(f"wrong: {'; '.join(row['wrong'])}")
+    return rows
+
+
+def run_deep(given: argparse.Namespace) -> list[dict[str, Any]]:
+    return show_deep(given, deep.batches(given.items, given.events, model_of(given), say))
+
+
+def run_shop(given: argparse.Namespace) -> list[dict[str, Any]]:
+    return show_deep(given, deep.shop(given.seconds, given.rate, model_of(given), say))
+
+
+def model_of(given: argparse.Namespace) -> deep.Model:
+    return deep.Model(latency_ms=given.latency_ms, token_ms=given.token_ms, concurrency=given.concurrency)
+
+
+def show_deep(given: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    write(given, rows, more=deep.MORE)
+    say(
+        f"\n{'':14}{'events':>8}{'events/s':>10}{'calls':>8}{'tokens/event':>14}{'x events/s':>12}{'tokens /':>10}{'right':>7}"
+    )
+    for row in rows:
+        say(
+            f"{row['name']:14}{row['events']:>8}{row['events_per_s']:>10}{row['calls']:>8}{row['tokens_per_event']:>14}"
+            f"{row['ratio']:>12}{row['tokens_ratio']:>10}{'yes' if row['right'] else 'NO':>7}"
+        )
+        say(f"{'':14}tiers {row['shares']}" + (f"; wrong: {'; '.join(row['wrong'])}" if row["wrong"] else ""))
     return rows
 
 

@@ -443,7 +443,9 @@ def _chunks(whole: dict[str, Any]) -> str:
 
 async def _serve(given: argparse.Namespace) -> None:
     rates = Rates(**json.loads(given.rates)) if given.rates else None
-    async with ModelServer(given.port, latency_ms=given.latency_ms, rates=rates, seed=given.seed) as server:
+    async with ModelServer(
+        given.port, latency_ms=given.latency_ms, token_ms=given.token_ms, rates=rates, seed=given.seed
+    ) as server:
         print(f"ready 127.0.0.1:{server.port}", flush=True)
         await asyncio.Event().wait()
 
@@ -452,6 +454,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--token-ms", type=float, default=0.0)
     parser.add_argument("--rates", default="", help="JSON of Rates; '{}' is the defaults")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Worker", "free_port", "wait_until"]
+import httpx
+
+__all__ = ["StubProcess", "Worker", "free_port", "wait_until"]
+
+ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -71,7 +75,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self.module, "worker"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env, start_new_session=True,
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
             )  # fmt: skip
 
     def ready_times(self) -> int:
@@ -108,3 +112,30 @@ class Worker:
                 self.kill()
                 raise AssertionError(f"worker {self.pid} did not stop within {seconds} s; see {self.log}") from None
         return self.process.returncode
+
+
+class StubProcess:
+    """The model server as a process of its own, on a port that stays."""
+
+    def __init__(self, **options: Any) -> None:
+        self.port, self._options = free_port(), options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        more = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.modelserver", "--port", str(self.port), *more],
+            cwd=ROOT, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith(b"ready")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def get(self, path: str) -> Any:
+        return httpx.get(f"http://127.0.0.1:{self.port}/{path}", timeout=30).json()
