@@ -170,7 +170,8 @@ def _set_up(folder: Path, bootstrap: str, prefix: str, count: int, seed: int, **
     asyncio.run(topics.produce(bootstrap, f"{prefix}raw", events(count, seed)))
     env = {
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": prefix,
-        "HEADRACE_CONFIG": str(config), "HEADRACE_KAFKA__SESSION_TIMEOUT_S": "10", **more,
+        "HEADRACE_CONFIG": str(config), "HEADRACE_KAFKA__SESSION_TIMEOUT_S": "10", "HEADRACE_RESULTS__KEEP_S": "0",
+        **more,
     }  # fmt: skip
     return [Worker(folder / f"w{n}", env) for n in range(2)]
 

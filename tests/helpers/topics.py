@@ -1,13 +1,17 @@
 """Reads and writes topics with plain clients, independent of the product's own code."""
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.structs import TopicPartition
 
 __all__ = ["committed", "create", "end_offsets", "produce", "read"]
+
+COORDINATOR_TRIES = 50
 
 
 async def create(bootstrap: str, topic: str, partitions: int = 4) -> None:
@@ -75,7 +79,14 @@ async def committed(bootstrap: str, group: str, topic: str, partitions: int = 4)
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        offsets = await admin.list_consumer_group_offsets(group)
+        for patience in range(COORDINATOR_TRIES, -1, -1):
+            try:
+                offsets = await admin.list_consumer_group_offsets(group)
+                break
+            except GroupCoordinatorNotAvailableError:  # a broker that is young or busy elects it first
+                if not patience:
+                    raise
+                await asyncio.sleep(0.2)
     finally:
         await admin.close()
     return {tp.partition: o.offset for tp, o in offsets.items() if tp.topic == topic and tp.partition < partitions}

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
@@ -163,5 +165,88 @@ async def test_a_kill_loses_nothing_that_was_answered(kafka: EmbeddedKafka, tmp_
         await asyncio.gather(*senders)
         kept = {json.loads(record.value)["event_id"] for record in await stored(process)}
         assert answered <= kept
+    finally:
+        process.kill()
+
+
+async def write_results(gateway: WebProcess, ids: list[str], tier: str = "rule") -> None:
+    prefix, bootstrap = gateway.env["HEADRACE_KAFKA__TOPIC_PREFIX"], gateway.env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"]
+    rows = [
+        (event_id.encode(), json.dumps({"event_id": event_id, "tier": tier, "task": "<b>"}).encode())
+        for event_id in ids
+    ]
+    await topics.produce(bootstrap, f"{prefix}ai-results", rows)  # type: ignore[arg-type]  # bytes are bytes | None
+
+
+async def events(http: httpx.AsyncClient, count: int, query: str, last_id: str = "") -> tuple[list[str], str]:
+    """Reads so many results of the event stream, as an EventSource does; returns their event ids and the last id."""
+    found: list[str] = []
+    headers = {"last-event-id": last_id} if last_id else {}
+    async with http.stream("GET", f"/v1/results?{query}", headers=headers) as reply:
+        assert (reply.status_code, reply.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        async for line in reply.aiter_lines():
+            if line.startswith("id: "):
+                last_id = line[4:]
+            elif line.startswith("data: "):
+                found.append(json.loads(line[6:])["event_id"])
+            if len(found) == count and not line:
+                break
+    return found, last_id
+
+
+async def test_a_stream_goes_on_behind_its_last_id_and_shows_only_what_was_asked(gateway: WebProcess) -> None:
+    token = await gateway.key("read")
+    async with gateway.client(token) as http:
+        waiting = asyncio.create_task(events(http, 10, "tier=deep"))
+        first = [f"d{n}" for n in range(10)]
+        number = 0
+        while not waiting.done():  # written again and again until the stream is there: it begins with now
+            await write_results(gateway, [f"r{number}"])
+            await write_results(gateway, first, "deep")
+            number += 1
+            await asyncio.sleep(0.1)
+        found, last_id = await waiting
+        assert set(found) <= set(first)
+        await write_results(gateway, [f"x{n}" for n in range(2000)])
+        await write_results(gateway, [f"y{n}" for n in range(700)], "deep")
+        place = {int(p): int(at) for p, _, at in (part.partition("-") for part in last_id.split("."))}
+        prefix = gateway.env["HEADRACE_KAFKA__TOPIC_PREFIX"]
+        records = await topics.read(gateway.env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"], f"{prefix}ai-results")
+        later = [json.loads(record.value) for record in records if record.offset >= place[record.partition]]
+        expected = [result["event_id"] for result in later if result["tier"] == "deep"]
+        again, _ = await events(http, len(expected), "tier=deep", last_id)
+        assert len(expected) >= 700
+        assert sorted(again) == sorted(expected)
+        async with http.stream("GET", "/v1/results?last_id=0-1.9-1") as reply:
+            assert reply.status_code == 422
+
+
+async def test_a_websocket_gets_results_and_is_told_when_it_may_not_or_the_gateway_stops(
+    kafka: EmbeddedKafka, tmp_path: Path, prefix: str
+) -> None:
+    process = WebProcess(tmp_path, environment(kafka.bootstrap, prefix)).start()
+    url = f"ws://127.0.0.1:{process.port}/v1/results"
+    try:
+        for scope in ("produce", "none"):
+            wrong = {"Authorization": f"Bearer {await process.key('produce') if scope == 'produce' else 'x'}"}
+            async with connect(url, additional_headers=wrong, proxy=None) as socket:
+                with pytest.raises(ConnectionClosed) as refused:
+                    await socket.recv()
+            assert refused.value.rcvd is not None
+            assert refused.value.rcvd.code == 1008
+        headers = {"Authorization": f"Bearer {await process.key('read')}"}
+        async with connect(f"{url}?last_id=0-0.1-0.2-0.3-0", additional_headers=headers, proxy=None) as socket:
+            await write_results(process, ["a", "b", "c"])
+            messages = [json.loads(await socket.recv()) for _ in range(3)]
+            assert {message["result"]["event_id"] for message in messages} == {"a", "b", "c"}
+            place = messages[1]["id"]
+            async with connect(f"{url}?last_id={place}", additional_headers=headers, proxy=None) as other:
+                assert json.loads(await other.recv()) == messages[2]
+            process.signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as stopped:
+                await socket.recv()
+        assert stopped.value.rcvd is not None
+        assert stopped.value.rcvd.code in (1001, 1012)
+        assert process.wait(20) in (0, -signal.SIGTERM)
     finally:
         process.kill()

@@ -12,6 +12,7 @@ from tests.helpers.asgi import client, gateway_app
 
 NEEDS: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/events"): "produce",
+    ("GET", "/v1/results"): "read",
     ("GET", "/v1/results/{event_id}"): "read",
     ("GET", "/v1/tables"): "read",
     ("GET", "/v1/tables/{state}/{map}"): "read",

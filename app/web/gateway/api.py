@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import metrics
 from app.settings import Settings
-from app.web.gateway import events, results, tables
+from app.web.gateway import events, results, streams, tables
 from app.web.gateway.context import Gateway, gateway_of, need, request_id_of
 from app.web.gateway.problems import Problem, problem_response
 
@@ -95,7 +95,7 @@ def build(settings: Settings) -> FastAPI:
     )  # fmt: skip
     app.state.gateway = gateway
     app.include_router(operations)
-    for router in (events.router, results.router, tables.router):
+    for router in (events.router, streams.router, results.router, tables.router):
         app.include_router(router)
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http)
@@ -114,7 +114,13 @@ def build(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Keeps what runs beside the requests; one that fails takes the process down with its reason."""
     gateway: Gateway = app.state.gateway
-    loops = [gateway.writer.run(), gateway.keys.run(), gateway.others.run(), gateway.announced.run()]
+    loops = [
+        gateway.writer.run(),
+        gateway.keys.run(),
+        gateway.others.run(),
+        gateway.announced.run(),
+        gateway.live.run(),
+    ]
     tasks = [asyncio.create_task(loop) for loop in loops]
     for task in tasks:
         task.add_done_callback(_watch)

@@ -13,6 +13,7 @@ from app.settings import Settings
 from app.settings_web import Scope
 from app.web.follow import Follower
 from app.web.gateway.intake import Intake
+from app.web.gateway.live import Live
 from app.web.gateway.problems import Problem
 from app.web.gateway.rates import Rates
 from app.web.gateway.replies import Replies
@@ -46,6 +47,7 @@ class Gateway:
         self.default_source = limits.source or settings.sources[0].name
         self.workers = Workers(settings)
         self.announced = Follower(settings, settings.topic("workers"), self.workers.apply)
+        self.live = Live(settings, lambda: self.result_partitions)
         self.draining = False
         self.waiting = 0
         """Requests that wait for a result."""

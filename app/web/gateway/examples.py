@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["POST_EVENTS", "PROBLEM", "RESULT", "problems"]
+__all__ = ["GET_STREAM", "POST_EVENTS", "PROBLEM", "RESULT", "problems"]
 
 EVENT: dict[str, Any] = {
     "event_id": "o-1001", "event_type": "order.created", "event_time": "2026-11-30T10:00:00Z", "entity_id": "user-7",
@@ -94,5 +94,23 @@ POST_EVENTS: dict[str, Any] = {
         "422": _problem("This Idempotency-Key was used for another request."),
         "429": _problem("Too fast for this key, or the gateway has no room; see Retry-After."),
         "503": _problem("Kafka isn't reachable, or didn't ack in time; see Retry-After."),
+    },
+}  # fmt: skip
+
+GET_STREAM: dict[str, Any] = {
+    "parameters": [
+        *(
+            {"name": name, "in": "query", "schema": {"type": "array", "items": {"type": "string"}},
+             "description": f"Only results of this {name}. May be given again, for any of these."}
+            for name in ("task", "category", "tier", "entity")
+        ),
+        {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"},
+         "description": "The id of the last event that was seen: the stream goes on behind it. Also `?last_id=`."},
+    ],
+    "responses": {
+        "200": {"description": "The stream. `event: closed` says that the reader was too slow.",
+                "content": {"text/event-stream": {"example": 'id: 0-17.1-4\nevent: result\ndata: {"event_id":"o-1001"}\n\n'}}},
+        "401": _problem(MEANINGS[401]), "403": _problem(MEANINGS[403]), "422": _problem(MEANINGS[422]),
+        "429": _problem(MEANINGS[429]), "503": _problem(MEANINGS[503]),
     },
 }  # fmt: skip

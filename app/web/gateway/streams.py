@@ -1,0 +1,223 @@
+"""`GET /v1/results` as server-sent events, and as a WebSocket: results as they come, filtered, resumable by the last id.
+
+An id is a place in the stream. SSE: the browser sends it back as `Last-Event-ID`. WebSocket: `?last_id=`; each message is
+`{"id": ..., "result": {...}}`. Nothing is kept without bound: a reader that is too slow is closed with a code.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from app.web.gateway.context import Gateway, admitted, gateway_of, need
+from app.web.gateway.direct import Direct
+from app.web.gateway.examples import GET_STREAM
+from app.web.gateway.live import (
+    BadPlace,
+    Filter,
+    NotReachable,
+    Offered,
+    Place,
+    Reader,
+    SlowReader,
+    read_place,
+)
+from app.web.gateway.problems import Problem
+
+__all__ = ["router"]
+
+TRY_AGAIN_LATER, GOING_AWAY, POLICY, SLOW = 1013, 1001, 1008, 4408
+"""Close codes; 4408 is ours: the reader was too slow, and may come back with its last id."""
+FIELDS = ("task", "category", "tier", "entity")
+MAX_VALUES = 100
+LOOK_S = 1.0
+"""A stream looks this often whether the gateway stops."""
+
+router = APIRouter(prefix="/v1", tags=["results"], route_class=Direct)
+
+
+@router.get("/results", summary="Results as they come", dependencies=[need("read")], openapi_extra=GET_STREAM)
+async def get_results(request: Request) -> Response:
+    """Server-sent events. Each has an id; a client that comes back with `Last-Event-ID` goes on behind it."""
+    admitted(request, "read")
+    gateway = gateway_of(request)
+    wanted, place = _asked(request, gateway, request.headers.get("last-event-id", ""))
+    if gateway.live.readers >= gateway.settings.gateway.max_streams:
+        raise Problem(429, "busy", "too many streams (gateway.max_streams)", headers={"Retry-After": "5"})
+    return _Events(gateway, wanted, place)
+
+
+@router.websocket("/results")
+async def results_socket(socket: WebSocket) -> None:
+    """The same over a WebSocket. The key is in the header Authorization; a refusal closes it with code 1008."""
+    gateway = gateway_of(socket)
+    try:
+        admitted(socket, "read")
+        wanted, place = _asked(socket, gateway, "")
+    except Problem as problem:
+        await socket.accept()
+        await socket.close(POLICY if problem.status != 503 else TRY_AGAIN_LATER, problem.reason)
+        return
+    if gateway.live.readers >= gateway.settings.gateway.max_streams:
+        await socket.accept()
+        await socket.close(TRY_AGAIN_LATER, "busy")
+        return
+    await socket.accept()
+    with contextlib.suppress(WebSocketDisconnect):
+        await _serve_socket(socket, gateway, wanted, place)
+
+
+async def _serve_socket(socket: WebSocket, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
+    """Sends until one side ends it. What the client sends is read and dropped, so that its close is seen."""
+    sending = asyncio.create_task(_send_results(socket, gateway, wanted, place))
+    reading = asyncio.create_task(_read_away(socket))
+    try:
+        await asyncio.wait({sending, reading}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, reading):
+            task.cancel()
+        outcomes = await asyncio.gather(sending, reading, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect):
+            raise outcome
+
+
+async def _read_away(socket: WebSocket) -> None:
+    while True:
+        await socket.receive()
+
+
+async def _send_results(socket: WebSocket, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
+    limits = gateway.settings.gateway
+    code, why = GOING_AWAY, "stopping"
+    try:
+        async with gateway.live.reading(wanted, place) as reader:
+            async for offered in _offers(gateway, reader):
+                text = _message(offered, reader)
+                async with asyncio.timeout(limits.send_timeout_s):
+                    await socket.send_text(text)
+    except (SlowReader, TimeoutError):
+        code, why = SLOW, "slow reader"
+    except NotReachable:
+        code, why = TRY_AGAIN_LATER, "Kafka isn't reachable"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1):
+            await socket.close(code, why)
+
+
+def _message(offered: Offered | None, reader: Reader) -> str:
+    if offered is None:
+        return f'{{"id":"{reader.mark}"}}'
+    if not offered.value:
+        return f'{{"id":"{offered.place}","gap":true}}'
+    return f'{{"id":"{offered.place}","result":{offered.value.decode("utf-8", "replace")}}}'
+
+
+async def _offers(gateway: Gateway, reader: Reader) -> Any:
+    """Results, and None every keep_alive_s without any; ends when the gateway stops.
+
+    Raises:
+        SlowReader: more waits than the reader may keep.
+        NotReachable: Kafka went away while it caught up.
+    """
+    async for offered in gateway.live.catch_up(reader):
+        yield offered
+    quiet_s = 0.0
+    while not gateway.draining:
+        found = await reader.take(LOOK_S)
+        quiet_s = 0.0 if found is not None else quiet_s + LOOK_S
+        if found is not None:
+            yield found
+        elif quiet_s >= gateway.settings.gateway.keep_alive_s:
+            quiet_s = 0.0
+            yield None
+
+
+def _asked(connection: HTTPConnection, gateway: Gateway, last_id: str) -> tuple[Filter, Place | None]:
+    """Filter and place of a request.
+
+    Raises:
+        Problem: 422, an id or filter that can't be.
+    """
+    query = connection.query_params
+    chosen: dict[str, frozenset[str]] = {}
+    for name in FIELDS:
+        values = query.getlist(name)
+        if len(values) > MAX_VALUES:
+            raise Problem(422, "bad-field", f"at most {MAX_VALUES} values", field=name)
+        chosen[name] = frozenset(values)
+    unknown = set(query) - {*FIELDS, "last_id"}
+    if unknown:
+        raise Problem(422, "bad-field", f"filters are {', '.join(FIELDS)}", field=min(unknown))
+    text = last_id or query.get("last_id", "")
+    partitions = gateway.result_partitions
+    if not text:
+        return Filter(**chosen), None
+    try:
+        return Filter(**chosen), read_place(text, partitions)
+    except BadPlace as error:
+        raise Problem(422, "bad-last-id", str(error), field="last-event-id") from None
+
+
+class _Events(Response):
+    """The stream as an ASGI response of its own: bounded in what waits, and in how long a send may take."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._gateway, self._wanted, self._place = gateway, wanted, place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        sending = asyncio.create_task(self._send(send))
+        gone = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            outcomes = await asyncio.gather(sending, gone, return_exceptions=True)
+        if isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+
+    async def _send(self, send: Send) -> None:
+        last = b""
+        try:
+            await self._write(send, b"retry: 2000\n\n")
+            async with self._gateway.live.reading(self._wanted, self._place) as reader:
+                async for offered in _offers(self._gateway, reader):
+                    await self._write(send, _event(offered, reader))
+        except SlowReader:
+            last = b'event: closed\ndata: {"code":4408,"reason":"slow reader"}\n\n'
+        except NotReachable:
+            last = b'event: closed\ndata: {"code":1013,"reason":"Kafka is not reachable"}\n\n'
+        except TimeoutError:
+            return  # it takes nothing at all: the connection is closed without a word
+        await self._write(send, last, more=False)
+
+    async def _write(self, send: Send, text: bytes, more: bool = True) -> None:
+        async with asyncio.timeout(self._gateway.settings.gateway.send_timeout_s):
+            await send({"type": "http.response.body", "body": text, "more_body": more})
+
+
+def _event(offered: Offered | None, reader: Reader) -> bytes:
+    """An event without data only moves the client's last id, by the specification of EventSource."""
+    if offered is None:
+        mark = reader.mark
+        return f"id: {mark}\n: alive\n\n".encode() if mark else b": alive\n\n"
+    if not offered.value:
+        return b"id: " + offered.place.encode() + b"\nevent: gap\ndata: {}\n\n"
+    data = offered.value.replace(b"\r", b"").replace(b"\n", b"\ndata: ")
+    return b"id: " + offered.place.encode() + b"\nevent: result\ndata: " + data + b"\n\n"
+
+
+async def _gone(receive: Receive) -> None:
+    message: Mapping[str, Any] = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
