@@ -23,6 +23,7 @@ from app.delivery.reseed import write_rows
 from app.delivery.stage import Stage
 from app.delivery.state import APPLIED, UNFINISHED, Applied
 from app.errors import StateError
+from app.logic.progress import progress_of
 from app.settings import Settings
 
 __all__ = ["Partitioner", "Plan", "behind", "child_rows", "divide", "finish", "parent_rows", "place", "unfinished"]
@@ -146,8 +147,9 @@ async def behind(settings: Settings, stage: Stage, states: OfflineState, old: in
             at = max(starts[tp], 0 if applied is None else applied.offset + 1)
             # What is left may be transaction markers only, which are no records: count what can be read.
             count = 0
-            async for _ in read_tail(consumer, tp, at, ends[tp]):
-                count += 1
+            async for record in read_tail(consumer, tp, at, ends[tp]):
+                # What lanes say of their progress is no input: they say it again when they start.
+                count += record.key is not None or progress_of(record) is None
             if count:
                 left[tp.partition] = count
     return left

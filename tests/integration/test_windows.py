@@ -14,7 +14,9 @@ import aiokafka
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from app.broker.kafka import EmbeddedKafka
 from tests.conftest import Fleet
+from tests.fault import repartition
 from tests.helpers import topics
 from tests.helpers.modelserver import ModelServer
 from tests.helpers.windows import Given, comparable, recompute
@@ -235,6 +237,14 @@ async def test_a_crawler_an_abandoned_cart_and_an_undecided_window_each_get_thei
     assert (bot["events"], bot["cut"], bot["intents"]) == (100_000, 99_900, ["crawler"])
     (text,) = [text for call in server.calls for text in call.items]
     assert text.startswith("3 events of asks in")
+
+
+def test_partitions_added_with_windows_open_leave_each_window_exact_and_once(
+    tmp_path: Path, kafka: EmbeddedKafka, prefix: str
+) -> None:
+    report = repartition.run(tmp_path, kafka.bootstrap, prefix, count=3000, old=2, new=6, seed=5)
+    assert report.windows > 400
+    assert report.right, report
 
 
 TWO_SOURCES = """
