@@ -150,27 +150,28 @@ class Hopping:
         """Adds the events to their panes, in order; returns how many panes each aggregate has got."""
         self._prefetch(desk)
         desk.load(view, out)
-        touched: dict[Held, Slot] = {}
+        touched: list[tuple[Held, Slot]] = []
         made: dict[str, int] = {}
         early_ms = self.early_ms
         for item in placed:
             slot, held, late, event, offset, append_ms = item
-            aggregate, intents, pane = slot.aggregate, slot.intents, held.pane
+            aggregate, early, pane = slot.aggregate, slot.early, held.pane
             if pane is None:
                 pane = held.pane = PANES.kind()
                 made[aggregate.name] = made.get(aggregate.name, 0) + 1
-            touched[held] = slot
-            label = aggregate.label_of(event)
+            if held.changed_for is not out:
+                held.changed_for = out
+                touched.append((held, slot))
             if not late:
-                aggregate.add(pane, held.fresh, event, label, offset, append_ms, held.pane_ms)
+                label = aggregate.add(pane, held.fresh, event, offset, append_ms, held.pane_ms)
             else:
                 pane.late = pane.late or {}
                 segment, fresh = pane.late.setdefault(late, Segment()), list[Entry]()
-                aggregate.add(segment, fresh, event, label, offset, append_ms, held.pane_ms)
+                label = aggregate.add(segment, fresh, event, offset, append_ms, held.pane_ms)
                 aggregate.pack(segment, fresh)
             if (
-                intents.early
-                and (label in intents.labels or pane.events >= intents.floor)
+                early is not None
+                and (label in early.labels or pane.events >= early.floor)
                 and (pane.checked_ms < 0 or event.event_time_ms - pane.checked_ms >= early_ms)
             ):
                 self._look(view, out, partition, desk, item, label)

@@ -29,10 +29,11 @@ PREFETCHED_PANES = 4
 class Slot:
     """One aggregate of a stage, and how far its event time is in the partition at hand."""
 
-    __slots__ = ("aggregate", "closes_before_ms", "high_ms", "index", "intents", "prefetched", "row")
+    __slots__ = ("aggregate", "closes_before_ms", "early", "high_ms", "index", "intents", "prefetched", "row")
 
     def __init__(self, index: int, aggregate: Aggregate, intents: Intents) -> None:
         self.index, self.aggregate, self.intents = index, aggregate, intents
+        self.early = intents if intents.early else None
         self.row = f"{aggregate.name}@{aggregate.id.hex()}".encode()
         """Key of its `Closing`."""
         self.prefetched = aggregate.panes - 1 if intents.early and aggregate.panes <= PREFETCHED_PANES else 0
@@ -48,7 +49,7 @@ class Slot:
 class Held:
     """A pane in memory."""
 
-    __slots__ = ("entity", "fresh", "key", "pane", "pane_ms")
+    __slots__ = ("changed_for", "entity", "fresh", "key", "pane", "pane_ms")
 
     def __init__(self, key: bytes, entity: bytes, pane_ms: int) -> None:
         self.key, self.entity, self.pane_ms = key, entity, pane_ms
@@ -56,6 +57,8 @@ class Held:
         """None: there is none in State."""
         self.fresh: list[Entry] = []
         """Entries of its sequence that aren't packed yet."""
+        self.changed_for: Outbox | None = None
+        """The outbox that writes it."""
 
 
 Placed: TypeAlias = tuple[Slot, Held, int, Event, int, int]
@@ -133,11 +136,11 @@ class Desk:
                 del self.hops[slot.index][pane_ms]
 
     @staticmethod
-    def write(out: Outbox, touched: dict[Held, Slot]) -> None:
+    def write(out: Outbox, touched: list[tuple[Held, Slot]]) -> None:
         """Encodes the panes that a batch changed."""
         changelog, local, prefix = out.changelog, out.local, PANES.prefix
-        for held, slot in touched.items():
-            pane = held.pane
+        for held, slot in touched:
+            pane, held.changed_for = held.pane, None
             assert pane is not None
             if held.fresh:
                 slot.aggregate.pack(pane, held.fresh)

@@ -10,7 +10,7 @@ how many windows they missed, so that a window never changes once the watermark 
 import hashlib
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -37,8 +37,11 @@ EPOCH = 1 << 62
 
 Item = tuple[int, int, str, str]
 """Event time in ms, offset, label, note."""
-Entry = tuple[int, int, str] | tuple[int, int, str, str]
+Entry: TypeAlias = tuple[int, int, str] | tuple[int, int, str, str]
 """An item as a pane has it: with the time since the pane's start, and a note only where the aggregate has one."""
+
+
+Add: TypeAlias = "Callable[[Segment, list[Entry], Event, int, int, int], str]"
 
 
 class Segment(msgspec.Struct, array_like=True, gc=False):
@@ -112,14 +115,21 @@ class Aggregate:
         self.keep = settings.sequence
         self.features: list[Feature] = [compile_feature(f) for f in settings.features]
         self._values = [field_of(f.field, f"{where}, feature {f.name}") for f in settings.features]
-        self._read = list(zip(self.features, self._values, strict=True))
+        self._read = [
+            (place, f.add, value) for place, (f, value) in enumerate(zip(self.features, self._values, strict=True))
+        ]
         self._label = field_of(settings.label, f"{where}, label")
-        self._plain_label = settings.label in BUILT_IN
+        self._by_type = settings.label == "event_type"
         self._note = field_of(settings.note, f"{where}, note") if settings.note else None
         self._types = frozenset(settings.types)
         self._when = compile_conditions(settings.when, where) if settings.when else None
         self.takes_all = not self._types and self._when is None
         self.id = definition(settings)
+        self.add: Add = self._adder()
+        """Adds an event to a segment; returns its label. Its entry goes to a list of new ones, see `pack`.
+
+        Its arguments are segment, new entries, event, offset, append time, and the start of the pane.
+        """
 
     def takes(self, event: Event) -> bool:
         """Whether the event counts here."""
@@ -127,46 +137,50 @@ class Aggregate:
             return False
         return self._when is None or self._when(event)
 
-    def label_of(self, event: Event) -> str:
-        label = self._label(event)
-        text = cast(str, label) if self._plain_label else as_text(label)
-        return text if len(text) <= MAX_LABEL_CHARS else text[:MAX_LABEL_CHARS]
+    def _adder(self) -> "Add":
+        """`add`, with all that it needs bound once: it runs for every event."""
+        keep, read_note, label_of, plain = self.keep, self._note, self._label, self._by_type
+        reads, trim = self._read, self.trim
 
-    def add(
-        self, segment: Segment, fresh: list[Entry], event: Event, label: str, offset: int, append_ms: int, pane_ms: int
-    ) -> None:
-        """Adds an event to a segment of the pane that starts at `pane_ms`; its entry goes to `fresh`, see `pack`."""
-        at_ms, events = event.event_time_ms, segment.events
-        if not events:
-            segment.first_ms = at_ms
-            if self._read:
-                segment.features = [None] * len(self._read)
-        elif at_ms < segment.first_ms:
-            segment.first_ms = at_ms
-        if at_ms > segment.last_ms or (at_ms == segment.last_ms and offset > segment.last_offset):
-            segment.last_ms, segment.last_offset, segment.last_append_ms = at_ms, offset, append_ms
-        segment.events = events + 1
-        counts = segment.counts
-        if label in counts:
-            counts[label] += 1
-        elif len(counts) < MAX_LABELS:
-            counts[label] = 1
-        else:
-            segment.other += 1
-        if self.keep:
-            if self._note is None:
-                fresh.append((at_ms - pane_ms, offset, label))
+        def add(segment: Segment, fresh: list[Entry], event: Event, offset: int, append_ms: int, pane_ms: int) -> str:
+            at_ms, events = event.event_time_ms, segment.events
+            if not events:
+                segment.first_ms = at_ms
+                if reads:
+                    segment.features = [None] * len(reads)
+            elif at_ms < segment.first_ms:
+                segment.first_ms = at_ms
+            if at_ms > segment.last_ms or (at_ms == segment.last_ms and offset > segment.last_offset):
+                segment.last_ms, segment.last_offset, segment.last_append_ms = at_ms, offset, append_ms
+            segment.events = events + 1
+            label: Any = event.event_type if plain else label_of(event)
+            counts = segment.counts
+            if type(label) is str and label in counts:  # those in there are cut already
+                counts[label] += 1
             else:
-                fresh.append((at_ms - pane_ms, offset, label, as_text(self._note(event))[:MAX_NOTE_CHARS]))
-            segment.kept += 1
-            if segment.kept >= 2 * self.keep:
-                self.trim(segment, fresh)
-        if self._read:
-            features = segment.features
-            for index, (feature, value_of) in enumerate(self._read):
-                value = value_of(event)
-                if value is not None:
-                    features[index] = feature.add(features[index], value, at_ms, offset)
+                label = (label if type(label) is str else as_text(label))[:MAX_LABEL_CHARS]
+                if label in counts or len(counts) < MAX_LABELS:
+                    counts[label] = counts.get(label, 0) + 1
+                else:
+                    segment.other += 1
+            if keep:
+                after_ms = at_ms - pane_ms
+                if read_note is None:
+                    fresh.append((after_ms, offset, label))
+                else:
+                    fresh.append((after_ms, offset, label, as_text(read_note(event))[:MAX_NOTE_CHARS]))
+                kept = segment.kept = segment.kept + 1
+                if kept >= 2 * keep:
+                    trim(segment, fresh)
+            if reads:
+                features = segment.features
+                for place, add_to, value_of in reads:
+                    value = value_of(event)
+                    if value is not None:
+                        features[place] = add_to(features[place], value, at_ms, offset)
+            return cast(str, label)
+
+        return add
 
     def trim(self, segment: Segment, fresh: list[Entry]) -> None:
         """Cuts the sequence to the latest. Those of a union are the latest of the latest of its parts.

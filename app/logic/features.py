@@ -8,7 +8,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Protocol, assert_never
+from typing import Any, Literal, Protocol, assert_never
 
 from app.settings_windows import FeatureSettings
 from app.sources.paths import as_text
@@ -16,6 +16,7 @@ from app.sources.paths import as_text
 __all__ = ["Feature", "as_number", "compile_feature"]
 
 HASHES = 1 << 63
+_blake2b = hashlib.blake2b
 
 
 class Feature(Protocol):
@@ -39,8 +40,10 @@ class Feature(Protocol):
 def compile_feature(settings: FeatureSettings) -> Feature:
     """The feature of a kind."""
     kind = settings.kind
-    if kind == "sum" or kind == "min" or kind == "max":
-        return _Number(settings.name, kind)
+    if kind == "sum":
+        return _Sum(settings.name)
+    if kind == "min" or kind == "max":
+        return _Extreme(settings.name, kind)
     if kind == "first" or kind == "last":
         return _Place(settings.name, kind == "last")
     if kind == "distinct":
@@ -61,18 +64,36 @@ def as_number(value: object) -> int | float | None:
         return None
 
 
-def _add(mine: Any, more: Any) -> Any:
-    total = mine + more
-    return total if isinstance(total, float) or abs(total) < HASHES else float(total)
+class _Sum:
+    """sum. Beyond 64 bits it goes on as a float."""
 
-
-class _Number:
-    """sum, min, max."""
-
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        kinds: dict[str, Callable[[Any, Any], Any]] = {"sum": _add, "min": min, "max": max}
-        self._both = kinds[kind]
+
+    def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
+        number = value if type(value) is float and -HASHES < value < HASHES else as_number(value)
+        if number is None or state is None:
+            return state if number is None else number
+        total = state + number
+        return total if type(total) is float or -HASHES < total < HASHES else float(total)
+
+    def merge(self, state: Any, more: Any) -> Any:
+        total = state + more
+        return total if type(total) is float or -HASHES < total < HASHES else float(total)
+
+    def show(self, state: Any) -> int | float | None:
+        return state if state is None or isfinite(state) else None
+
+    def estimated(self, state: Any) -> bool:
+        return False
+
+
+class _Extreme:
+    """min, max."""
+
+    def __init__(self, name: str, kind: Literal["min", "max"]) -> None:
+        self.name = name
+        self._both: Callable[[Any, Any], Any] = min if kind == "min" else max
 
     def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
         number = as_number(value)
@@ -124,7 +145,7 @@ class _Distinct:
 
     def add(self, state: Any, value: object, at_ms: int, offset: int) -> Any:
         text = value if type(value) is str else as_text(value)
-        mark = int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
+        mark = int.from_bytes(_blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big") >> 1
         if state is None:
             return [mark]
         size = len(state)

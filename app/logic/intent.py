@@ -80,10 +80,14 @@ def found_in_order(steps: Sequence[frozenset[str]], sequence: Iterable[Item], wi
     begun: list[int | None] = [None] * len(steps)
     """For each step, the latest start of a match up to it: a later start can only make the whole shorter."""
     last = len(steps) - 1
+    places: dict[str, list[int]] = defaultdict(list)
+    for place in range(last, -1, -1):
+        for label in steps[place]:
+            places[label].append(place)
     for at_ms, _, label, _ in sequence:
-        for place in range(last, -1, -1):
-            if label not in steps[place]:
-                continue
+        if label not in places:
+            continue
+        for place in places[label]:
             start = at_ms if place == 0 else begun[place - 1]
             if start is None:
                 continue
