@@ -6,6 +6,7 @@ an answer given to the wrong event shows.
 
 import asyncio
 import json
+import math
 import sys
 import tempfile
 import time
@@ -92,7 +93,18 @@ def batches(sizes: list[int], events: int, model: Model, say: Say) -> list[dict[
     with _kafka() as (kafka, folder):
         for size in sizes:
             more = {**ONE_BY_ONE, "HEADRACE_LLM__BATCH_ITEMS": str(size)}
-            row = _measure(f"batch {size}", kafka, folder / f"batch-{size}", task, "messages", sent, model, more, say)
+            row = _measure(
+                f"batch {size}",
+                kafka,
+                folder / f"batch-{size}",
+                task,
+                "messages",
+                sent,
+                model,
+                more,
+                say,
+                wanted=events,
+            )
             found = row.pop("categories")
             if found != right:
                 row["wrong"].append(f"categories {dict(found)} instead of {dict(right)}")
@@ -142,7 +154,7 @@ def _kafka() -> Iterator[tuple[EmbeddedKafka, Path]]:
 
 def _measure(
     name: str, kafka: EmbeddedKafka, folder: Path, config: str, topic: str, sent: Sent, model: Model,
-    more: dict[str, str], say: Say, rate: float = 0.0,
+    more: dict[str, str], say: Say, *, rate: float = 0.0, wanted: float = math.inf,
 ) -> dict[str, Any]:  # fmt: skip
     """One worker over all events; they are there before it starts, or come at a rate."""
     folder.mkdir()
@@ -161,7 +173,7 @@ def _measure(
             env=environment(job, config, **model.env(stub), **more),
         )  # fmt: skip
         with launched([(launch, folder / "worker.log")]) as (running, meter):
-            results, wrong = asyncio.run(_results(kafka.bootstrap, prefix, raw, sent, rate, running[0], name))
+            results, wrong = asyncio.run(_results(kafka.bootstrap, prefix, raw, sent, rate, running[0], name, wanted))
         if wrong:
             say(running[0].complaints())
         asyncio.run(outputs.drop(kafka.bootstrap, prefix))
@@ -171,9 +183,9 @@ def _measure(
 
 
 async def _results(
-    bootstrap: str, prefix: str, raw: str, sent: Sent, rate: float, worker: Launched, name: str
+    bootstrap: str, prefix: str, raw: str, sent: Sent, rate: float, worker: Launched, name: str, wanted: float
 ) -> tuple[list[tuple[int, dict[str, Any]]], list[str]]:
-    """Feeds, waits until nothing more comes, and reads all results with their append times in ms."""
+    """Feeds, waits until all is there or nothing more comes, and reads all results with their append times in ms."""
     feeding = asyncio.ensure_future(_feed(bootstrap, raw, sent, rate)) if rate else None
     topic, last, moved = f"{prefix}{outputs.RESULTS}", 0, time.monotonic()
     with tqdm(total=len(sent), desc=name, unit="result", disable=None, leave=False) as bar:
@@ -183,6 +195,8 @@ async def _results(
                 moved = time.monotonic()
             bar.update(count - last)
             last = count
+            if count >= wanted and len(await topics.read(bootstrap, topic)) >= wanted:  # offsets count markers too
+                break
             await asyncio.sleep(POLL_S)
     wrong = [] if worker.alive() else ["the worker ended"]
     records = await topics.read(bootstrap, topic)

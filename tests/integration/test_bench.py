@@ -5,7 +5,7 @@ import json
 import pytest
 
 from app.broker.kafka import EmbeddedKafka
-from tests.bench import ingest, outputs
+from tests.bench import deep, ingest, outputs
 from tests.bench.data import Expected, preload
 from tests.helpers import topics
 
@@ -51,3 +51,13 @@ def test_round_of_ours_is_right() -> None:
     assert row["right"], found
     assert row["events_per_s"] > 0
     assert row["cpu_us_per_event"] > 0
+
+
+@pytest.mark.slow
+def test_batches_take_fewer_calls_and_tokens_and_each_answer_reaches_its_event() -> None:
+    one, many = deep.batches([1, 20], 200, deep.Model(latency_ms=20, token_ms=1), lambda _: None)
+    assert one["right"], one["wrong"]
+    assert many["right"], many["wrong"]
+    assert one["calls"] == one["events"] == many["events"] == 200
+    assert many["calls"] < 40
+    assert many["tokens_ratio"] > 3
