@@ -65,7 +65,9 @@ class Tiers:
         return self._client
 
     def _client_for(self, settings: Settings) -> DeepClassifier:
-        return DeepClassifier(settings, recovered=self._recovered, purse=self._purse, ledger=self._ledger)
+        return DeepClassifier(
+            settings, recovered=self._recovered, purse=self._purse, ledger=self._ledger, before=self._client
+        )
 
     def _pool(
         self, name: str, size: int, work: Callable[[Open], Coroutine[Any, Any, None]], **ready: Callable[[], bool]

@@ -47,6 +47,7 @@ class DeepClassifier:
         recovered: called when a provider answers again after it was left alone.
         purse: what calls may cost; None: no limit.
         ledger: told of each call that was answered.
+        before: what was used until now; waits that its servers asked for go on.
 
     Raises:
         SettingsError: a provider's key, headers or CA can't be used.
@@ -63,15 +64,17 @@ class DeepClassifier:
         recovered: Callable[[], None] = lambda: None,
         purse: Purse | None = None,
         ledger: Ledger | None = None,
+        before: "DeepClassifier | None" = None,
     ) -> None:
         self._llm = settings.llm
         self._prompts = {task.name: PromptBuilder(task, settings.llm) for task in settings.tasks}
         self._sources = {settings.source_topic(source): source.name for source in settings.sources}
+        gates = {provider.settings.base_url: provider.gate for provider in before.providers} if before else {}
         self.providers: Chain = tuple(
             Provider(
                 each, settings.llm, client=None if number else client, clock=clock, sleep=sleep, rng=rng,
                 recovered=recovered,
-                purse=purse, ledger=ledger,
+                purse=purse, ledger=ledger, gate=gates.get(each.base_url),
             )
             for number, each in enumerate(settings.llm.chain())
         )  # fmt: skip

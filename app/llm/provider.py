@@ -55,6 +55,7 @@ class Provider:
         recovered: called when it answers again after its breaker was open.
         purse: what calls may cost; None: no limit.
         ledger: told of each call that was answered.
+        gate: the wait that the server asked for, where one is known already.
 
     Raises:
         SettingsError: its key, headers or CA can't be used.
@@ -72,6 +73,7 @@ class Provider:
         recovered: Callable[[], None] = lambda: None,
         purse: Purse | None = None,
         ledger: Ledger | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.settings, self._llm = settings, llm
         self.name, self.model = settings.name, settings.model
@@ -80,9 +82,8 @@ class Provider:
         self.load = 0
         """Batches that wait for it or are being asked."""
         self.calls = 0
-        gate = Gate(clock)
-        self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s, gate=gate)
-        self._gate = self._client.gate
+        self._client = client or ChatClient(settings, max_retry_after_s=llm.max_retry_after_s, gate=gate or Gate(clock))
+        self.gate = self._client.gate
         self._quota = Quota(settings, purse)
         self._full_until = 0.0
         """Its minute has no room for long, and isn't looked at before."""
@@ -113,7 +114,7 @@ class Provider:
     def ready_in_s(self) -> float:
         """Seconds until it may be asked; 0 now, infinite while a probe is under way."""
         at = self._breaker.ready_at
-        now, rest_s = self._clock(), self._gate.left_s
+        now, rest_s = self._clock(), self.gate.left_s
         return max(0.0, at - now, self._full_until - now, rest_s if rest_s > LONGEST_WAIT_S else 0.0)
 
     @property
@@ -227,7 +228,7 @@ class Provider:
         except ModelUnavailable as error:
             tokens = tokens if error.status in (None, 200) else 0.0
             if error.retry_after_s:
-                self._gate.close(error.retry_after_s)
+                self.gate.close(error.retry_after_s)
             self._failed(permit, error)
             raise
         except BaseException:
@@ -244,7 +245,7 @@ class Provider:
         """Waits for a free call, for the end of a short Retry-After, which holds back every call, and for a free minute."""
         while True:
             await self._slots.acquire()
-            wait_s = self._gate.left_s
+            wait_s = self.gate.left_s
             if not wait_s and not self.ready_in_s:
                 try:
                     taken = await self._taken(prompt)
@@ -253,7 +254,7 @@ class Provider:
                     raise
                 if isinstance(taken, Taken):
                     # Nothing is awaited from here to the sending of the call.
-                    wait_s = self._gate.left_s
+                    wait_s = self.gate.left_s
                     permit = self._breaker.acquire() if not wait_s else None
                     if permit is not None:
                         self.calls += 1

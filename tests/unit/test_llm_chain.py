@@ -221,3 +221,15 @@ async def test_nothing_is_sent_after_a_retry_after_was_read_and_all_is_asked_whe
             assert [by for by, _ in answered(answers)] == ["p0"] * 80
             assert server.early == 0
             assert len(server.calls) == 80 + 8
+
+
+async def test_a_wait_that_a_server_asked_for_goes_on_when_settings_change() -> None:
+    async with servers(1) as (server,):
+        async with chain(settings(server)) as deep:
+            server.script(ms.status(429, retry_after="60"))
+            await ask(deep, request("a"))
+            async with chain(settings(server, batch_items=3), before=deep) as changed:
+                [error] = await ask(changed, request("b"))
+        assert isinstance(error, NotNow)
+        assert error.retry_after_s == pytest.approx(60, abs=5)
+        assert len(server.calls) == 1
