@@ -1,6 +1,6 @@
 """Walks the route table: nothing answers without a key, or with one that may do something else."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from fastapi import FastAPI
@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute, Route
 
 from app.settings_web import Scope
 from app.web.gateway.api import OPEN_PATHS
-from tests.helpers.asgi import client, gateway_app
+from tests.helpers.asgi import client, gateway_app, token
 
 NEEDS: dict[tuple[str, str], Scope] = {
     ("POST", "/v1/events"): "produce",
@@ -79,3 +79,27 @@ def test_every_route_in_the_document_says_who_may_call_it() -> None:
         assert document["paths"][path][method.lower()]["security"] == [{"HTTPBearer": []}], path
     example = document["paths"]["/v1/events"]["post"]["requestBody"]["content"]["application/json"]["examples"]
     assert set(example) == {"one", "list"}
+
+
+async def test_the_websocket_refuses_who_has_no_key_or_too_small_a_scope() -> None:
+    app, _ = gateway_app()
+    for authorization, reason in (
+        (b"", "unknown-key"),
+        (b"Bearer x", "unknown-key"),
+        (f"Bearer {token(app, ['produce', 'review'])}".encode(), "scope-missing"),
+    ):
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any, into: list[dict[str, Any]] = sent) -> None:
+            into.append(message)
+
+        scope = {
+            "type": "websocket", "path": "/v1/results", "raw_path": b"/v1/results", "query_string": b"", "scheme": "ws",
+            "headers": [(b"authorization", authorization)], "root_path": "", "subprotocols": [],
+        }  # fmt: skip
+        await app(scope, receive, send)
+        assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
+        assert (sent[1]["code"], sent[1]["reason"]) == (1008, reason)
