@@ -15,7 +15,7 @@ CAUGHT = {
     "local-first": ("3", {"I1 lost"}),
     "offsets-outside": ("3", {"I4 committed past open work"}),
     "no-fence": ("6", {"I1 copies"}),
-    "no-trim": ("23", {"I1 copies", "dead letters copies"}),
+    "no-trim": ("22", {"dead letters copies"}),
     "read-uncommitted": ("3", {"I1 copies"}),
     "by-place": ("18", {"wrong result"}),
 }

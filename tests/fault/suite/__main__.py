@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from app.broker.kafka import EmbeddedKafka
-from tests.fault.suite.faults import FAULTS
+from tests.fault.suite.faults import FAULTS, SOAK
 from tests.fault.suite.rig import Outcome, Rig, say
 
 __all__ = ["main", "one"]
@@ -34,11 +35,11 @@ def broker(folder: Path) -> Iterator[EmbeddedKafka]:
         kafka.kill()
 
 
-def one(kafka: EmbeddedKafka, folder: Path, number: str, seed: int, seconds: float) -> Outcome:
+def one(kafka: EmbeddedKafka, folder: Path, number: str, seed: int, seconds: float, **more: Any) -> Outcome:
     """One run of one fault."""
     row = FAULTS[number]
     say(f"fault {number}, {row.name}; seed {seed}")
-    rig = Rig(kafka, folder / f"{number}-{seed}-{time.time_ns()}", number, seed, seconds, **row.rig)
+    rig = Rig(kafka, folder / f"{number}-{seed}-{time.time_ns()}", number, seed, seconds, **row.rig, **more)
     outcome = rig.run(row.act, row.started)
     if row.stall_s is not None and outcome.stall_s > row.stall_s:
         outcome.wrong["a partition stood still"] = 1
@@ -59,11 +60,15 @@ def main() -> None:
     parser.add_argument("--fault", nargs="*", default=None, help=f"numbers: {', '.join(FAULTS)}")
     parser.add_argument("--seed", "--seeds", dest="seeds", type=int, nargs="*", default=None)
     parser.add_argument("--minutes", type=float, default=0.4, help="of load, at least")
+    parser.add_argument(
+        "--brief", action="store_true", help="fewer repeats and shorter pauses: all faults in 20 minutes"
+    )
+    parser.add_argument("--kills", type=int, default=30, help="of fault 7 and of the soak")
     parser.add_argument("--json", type=Path, default=None, help="outcomes are appended to this file, one a line")
     parser.add_argument("--keep", type=Path, default=None, help="folder for logs and data; unset: a temporary one")
     given = parser.parse_args()
     seeds = given.seeds or [random.randrange(1000)]
-    numbers = [n for n in (given.fault or FAULTS) if n]
+    numbers = given.fault or [n for n in FAULTS if n != SOAK]
     if unknown := [n for n in numbers if n not in FAULTS]:
         parser.error(f"there is no fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the harness's own clients meet every fault too
@@ -74,7 +79,7 @@ def main() -> None:
         with broker(folder / f"broker-{time.time_ns()}") as kafka:
             for seed in seeds:
                 for number in numbers:
-                    outcome = one(kafka, folder, number, seed, given.minutes * 60)
+                    outcome = one(kafka, folder, number, seed, given.minutes * 60, brief=given.brief, kills=given.kills)
                     if given.json is not None:
                         given.json.parent.mkdir(parents=True, exist_ok=True)
                         with given.json.open("a", encoding="utf-8") as out:

@@ -52,8 +52,12 @@ def no_fence() -> None:
 
 
 def no_trim() -> None:
-    """A lane takes whatever a fetch brings, also what it had before."""
+    """A lane begins at the group's committed offset, as a plain consumer does, and takes whatever a fetch brings."""
+    from app.delivery import lane
     from app.delivery.lane import Lane
+    from app.delivery.positions import Position
+
+    lane.locate = lambda applied, log: Position(next=log.initial if log.committed is None else log.committed)
 
     def wrong(self: Any, fetched: Any) -> None:
         if self._closing or self.stopped or not fetched.records:

@@ -18,8 +18,10 @@ from typing import Any
 
 import httpx
 import psutil
+from aiokafka.errors import KafkaError
 
 from app.broker.kafka import EmbeddedKafka
+from app.crash import VARIABLE
 from tests.fault.models import StubProcess
 from tests.fault.suite.checker import Findings, Snapshot, check
 from tests.fault.suite.load import CONFIG, PARTITIONS, Load
@@ -45,6 +47,8 @@ TOPICS = (
     "headrace-ingest-rekeyed-changelog", "headrace-classify-changelog",
 )  # fmt: skip
 CONCURRENCY, BATCH = 4, 20
+CRASH_ONE_IN = 400
+"""Of the passages of any crash point, in a soak: a worker passes some hundred a second."""
 LEVEL_THREADS, LEVEL_HANDLES, LEVEL_MB = 4, 40, 150
 """What a worker may hold more at the end than before the fault: libraries start threads and open files lazily."""
 
@@ -95,13 +99,15 @@ class Rig:
         command: another program than the product's own, for builds with something wrong.
         env: more settings of the workers.
         stub: options of the model server.
+        kills: how many SIGKILLs, for faults that are nothing else.
+        brief: shorter pauses and fewer repeats, for a pass over all faults.
         proxied: numbers of the workers that reach the broker through a proxy.
     """
 
     def __init__(
         self, kafka: EmbeddedKafka, folder: Path, name: str, seed: int, seconds: float, *, workers: int = 2,
         rate: int = 250, command: tuple[str, ...] = (), env: dict[str, str] | None = None,
-        stub: dict[str, Any] | None = None, proxied: list[int] | None = None,
+        stub: dict[str, Any] | None = None, proxied: list[int] | None = None, kills: int = 30, brief: bool = False,
     ) -> None:  # fmt: skip
         self.kafka, self.folder, self.seed, self.seconds = kafka, folder, seed, seconds
         self.prefix = f"f{name}-{seed}-"
@@ -142,6 +148,10 @@ class Rig:
         """The input before its start was cut."""
         self.gone: set[Place] = set()
         """Records that nobody could read."""
+        self.crashes = 0
+        """Workers that died at a random point of `app.crash`."""
+        self.kills = kills
+        self.brief = brief
         self._losses = 0
         self._calls: list[Any] = []
         self._down: set[int] = set()
@@ -159,6 +169,10 @@ class Rig:
                 process = worker.process
                 if number in self._down or process is None or process.poll() is None:
                     continue
+                if process.returncode == -9 and worker.env.get(VARIABLE, "").startswith("random:"):
+                    self.crashes += 1
+                    self.start(number, **{VARIABLE: f"random:{self.seed + self.crashes}:{CRASH_ONE_IN}"})
+                    continue
                 words = _last_words(worker)
                 self.outcome.ended_by_themselves.append(f"worker {number}, status {process.returncode}: {words}"[:400])
                 say(self.outcome.ended_by_themselves[-1])
@@ -171,12 +185,24 @@ class Rig:
     def start(self, number: int, **env: str) -> None:
         """Starts a worker (again), with other settings if any are given."""
         worker = self.workers[number]
-        worker.env = {k: v for k, v in worker.env.items() if k != "HEADRACE_TEST_CRASH"} | env
+        worker.env = {k: v for k, v in worker.env.items() if k != VARIABLE} | env
         self.outcome.restarts += worker.starts > 0
         self._said[number] = len(worker.log.read_text(errors="replace")) if worker.log.exists() else 0
         worker.start()
         self._down.discard(number)
         self._rebalanced()
+
+    def arm(self, number: int) -> None:
+        """Starts a worker (again) that dies at a random point of `app.crash`, and then once more."""
+        if number not in self._down:
+            self.kill(number)
+        self.start(number, **{VARIABLE: f"random:{self.rnd.randrange(1 << 20)}:{CRASH_ONE_IN}"})
+
+    def start_ready(self, number: int, **env: str) -> None:
+        """The same, and waits until its lanes run."""
+        worker, had = self.workers[number], self.workers[number].ready_times()
+        self.start(number, **env)
+        wait_until(lambda: worker.ready_times() > had, 60, f"worker {number} is ready; see {worker.log}")
 
     def kill(self, number: int) -> None:
         """SIGKILL; nobody starts it again."""
@@ -216,7 +242,7 @@ class Rig:
     def crash(self, number: int, point: str, count: int, seconds: float = 40) -> None:
         """Has a worker die at a point of `app.crash`, and starts it again."""
         self.stop(number)
-        self.start(number, HEADRACE_TEST_CRASH=f"{point}:{count}")
+        self.start(number, **{VARIABLE: f"{point}:{count}"})
         worker = self.workers[number]
         self._down.add(number)
         process = worker.process
@@ -278,11 +304,11 @@ class Rig:
             if not self.expects_stop:
                 self.rest(max(2.0, self.seconds - (time.monotonic() - flowing)))
                 self._end(before)
-        except AssertionError as error:
-            self.wrong("run", error)
+        except (AssertionError, KafkaError, OSError, httpx.HTTPError) as error:
+            self.wrong("run", f"{type(error).__name__}: {error}")
         finally:
             self._clean_up()
-        if self.outcome.wrong.get("run") or not self.expects_stop:
+        if not self.outcome.wrong.get("run") and not self.expects_stop:  # what didn't end lacks things for certain
             self._check()
         left = len(psutil.Process().children(recursive=True)) - children
         if left > 0:

@@ -34,15 +34,16 @@ def _stop_all(rig: Rig) -> None:
 
 def _start_all(rig: Rig) -> None:
     for number in range(len(rig.workers)):
-        rig.start(number)
+        rig.start_ready(number)
+    rig.rest(2)
 
 
 def folders(rig: Rig) -> None:
     """Lost; then those of another worker and of another partition; then with files overwritten."""
     rig.stop(0)
     shutil.rmtree(rig.workers[0].folder / "worker")
-    rig.start(0)
-    rig.rest(6)
+    rig.start_ready(0)
+    rig.rest(2)
     _stop_all(rig)
     mine, its = (rig.workers[n].folder / "worker" for n in (0, 1))
     swap = mine.with_name("swap")
@@ -55,7 +56,6 @@ def folders(rig: Rig) -> None:
     second.rename(first)
     aside.rename(second)
     _start_all(rig)
-    rig.rest(6)
     _stop_all(rig)
     damaged = 0
     for table in _tables(rig, 1):
@@ -75,12 +75,13 @@ def changelog(rig: Rig) -> None:
     """The topic is deleted while the worker is down; what it has locally is all there is."""
     rig.stop(0)
     asyncio.run(_delete_topic(rig, CHANGELOG))
-    rig.start(0)
+    rig.start_ready(0)
 
 
 def both(rig: Rig) -> None:
     """Nothing is left of State: every partition must stop and say so, and nothing more may come out."""
     rig.load.end()
+    rig.rest(4)  # what took the hop by its id comes out as well
     rig.stop(0)
     shutil.rmtree(rig.workers[0].folder / "worker")
     asyncio.run(_delete_topic(rig, CHANGELOG))
@@ -90,6 +91,7 @@ def both(rig: Rig) -> None:
 def recreated(rig: Rig) -> None:
     """The input is deleted and made again, with other events: they must not be taken for the old ones."""
     rig.load.end()
+    rig.rest(4)  # what took the hop by its id comes out as well
     rig.stop(0)
     asyncio.run(_delete_topic(rig, "raw"))
     asyncio.run(topics.create(rig.kafka.bootstrap, f"{rig.prefix}raw", PARTITIONS))
@@ -133,15 +135,13 @@ def cut(rig: Rig) -> None:
     asyncio.run(_delete_records(rig, ends))
     rig.held = held
     rig.gone = {(p, offset) for p in range(PARTITIONS) for offset in range(stood[p], ends[p])}
-    rig.start(0)
+    rig.start_ready(0)
 
     def counted() -> float:
         page = httpx.get(f"{rig.workers[0].url}/metrics", timeout=10).text
         found = re.findall(r"^headrace_records_lost_total{.*ingest-raw.*} (\S+)$", page, re.MULTILINE)
         return sum(float(each) for each in found)
 
-    had = rig.workers[0].ready_times()
-    wait_until(lambda: rig.workers[0].ready_times() > had, 40, "the worker is ready")
     wait_until(lambda: counted() == len(rig.gone), 30, "the loss is counted")
     rig.note(f"{len(rig.gone)} records were removed before they were read: counted as lost, the rest exact")
 
@@ -152,11 +152,9 @@ def offsets(rig: Rig) -> None:
     _stop_all(rig)
     asyncio.run(_commit(rig, dict.fromkeys(range(PARTITIONS), 0)))
     _start_all(rig)
-    rig.rest(6)
     _stop_all(rig)
     asyncio.run(_commit(rig, asyncio.run(topics.end_offsets(rig.kafka.bootstrap, f"{rig.prefix}raw", PARTITIONS))))
     _start_all(rig)
-    rig.rest(6)
     _stop_all(rig)
     asyncio.run(_delete_group(rig))
     _start_all(rig)
