@@ -10,7 +10,7 @@ DEPS := pyproject.toml constraints.txt
 # Each has a Kafka of its own; most tests wait more than they work.
 TEST_JOBS ?= 2
 
-.PHONY: help install run test check-all lint format typecheck cov chaos bench image clean
+.PHONY: help install run test check-all lint format typecheck cov chaos chaos-checks bench image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,9 +43,15 @@ format: $(STAMP) ## ruff, fixing what it can
 typecheck: $(STAMP) ## mypy --strict
 	@$(BIN)/mypy
 
-chaos: $(STAMP) ## kill and zombie runs at full size (200,000 events), then faults of windows and models; about 12 minutes
-	@$(BIN)/python -m tests.fault.chaos $(ARGS)
-	@$(BIN)/python -m pytest -q tests/fault/test_windows.py tests/fault/test_models.py
+chaos: $(STAMP) ## the fault table against real processes, 25 minutes; FAULT=6 SEED=3 MINUTES=2 repeats one, SOAK=1 KILLS=1000
+	@$(BIN)/python -m $(if $(ARGS),tests.fault.chaos $(ARGS),tests.fault.suite $(CHAOS))
+
+CHAOS = $(if $(SOAK),--fault soak,$(if $(FAULT),--fault $(FAULT))) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) \
+	$(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--brief --limit $(LIMIT)) $(if $(JSON),--json $(JSON))
+
+chaos-checks: $(STAMP) ## builds with one thing wrong must be caught; kills and zombies at full size, windows and models
+	@$(BIN)/python -m pytest -q -n0 tests/fault/test_checker.py tests/fault/test_windows.py tests/fault/test_models.py
+	@$(BIN)/python -m tests.fault.chaos
 
 bench: $(STAMP) ## ingest beside six others, then the whole path; one table (about 12 minutes)
 	@$(BIN)/python -m tests.bench all $(ARGS)

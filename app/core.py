@@ -215,7 +215,8 @@ def logging_config(settings: Settings) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"default": formatter},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default"}},
+        "filters": {"floods": {"()": "app.logs.NoFloods"}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default", "filters": ["floods"]}},
         "root": {"level": level, "handlers": ["stderr"]},
         "loggers": {
             "faust": quiet,

@@ -16,7 +16,7 @@ CAUGHT = {
     "offsets-outside": ("3", {"I4 committed past open work"}),
     "no-fence": ("6", {"I1 copies"}),
     "no-trim": ("22", {"dead letters copies"}),
-    "read-uncommitted": ("3", {"I1 copies"}),
+    "read-uncommitted": ("3", {"I1 copies", "I1 lost"}),
     "by-place": ("18", {"wrong result"}),
 }
 """Build -> the fault, and what of the checker's words must be among those that it says."""

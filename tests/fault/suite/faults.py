@@ -1,11 +1,18 @@
 """The fault table of the design, one function a row: each breaks something while events flow, and heals it."""
 
+import asyncio
+import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fault.suite import state_faults
-from tests.fault.suite.rig import SESSION_S, Rig, say
+from tests.fault.suite.load import Pair
+from tests.fault.suite.outcome import say
+from tests.fault.suite.rig import SESSION_S, Rig
+from tests.fault.suite.truth import HOSTILE
+from tests.helpers import topics
 from tests.helpers.modelserver import Fault, answer, drip, hang, raw, reset, status
 from tests.helpers.processes import wait_until
 from tests.helpers.proxy import ADD_OFFSETS, END_TXN, INIT_PRODUCER, PRODUCE, TXN_OFFSET_COMMIT
@@ -258,6 +265,39 @@ def clocks(rig: Rig) -> None:
     rig.load.stream.ahead_ms = 60_000  # what is sent at the end must be ahead of all
 
 
+def hostile(rig: Rig) -> None:
+    """Headers and keys that look like ours, huge headers, deep and broken values: believed nowhere, and nothing stops."""
+    ours: list[tuple[str, bytes]] = [
+        ("headrace.origin", b"raw/0/0"), ("headrace.event-id", b"e1"), ("headrace.reason", b"null-value"),
+        ("headrace.rule", b"beats"), ("__connect.errors.partition", b"0"), ("__connect.errors.offset", b"0"),
+        ("headrace.source", b"raw"), ("\u0000", b"\xff\xfe"),
+    ]  # fmt: skip
+    for headers in (ours, [("large", b"x" * 900_000)], [("same", b"1")] * 3000):
+        some = rig.load.stream.take(200 if headers is ours else 5)
+        asyncio.run(topics.produce(rig.kafka.bootstrap, f"{rig.prefix}raw", some, headers))
+    keys = [b"\x00applied", b"S\x00\x00", b"o\x00\x00\x00\x00\x00\x00\x00\x01", b"\x00kinds", b""]
+    now_ms = int(time.time() * 1000)
+    pairs: list[Pair] = [
+        (key, json.dumps({"event_id": f"{key.hex()}-{n}", "event_type": "view", "event_time": now_ms}).encode())
+        for key in keys
+        for n in range(10)
+    ]
+    depths = [b"[" * n + b"]" * n for n in (101, 1000, 100_000)]
+    broken = [
+        *depths,
+        b'{"event_id":' * 500,
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf{}",
+        b"NaN",
+        b'{"a":1e999}',
+        b"\x00",
+        b"9" * 100_000,
+    ]
+    pairs += [(HOSTILE, value) for value in broken]
+    rig.load.burst(pairs)
+    rig.rest(3)
+
+
 def storm(rig: Rig) -> None:
     """A worker joins and leaves every 5 s."""
     for _ in range(2 if rig.brief else max(3, int(rig.seconds / 5))):
@@ -299,8 +339,9 @@ FAULTS: dict[str, FaultRow] = {
     "21b": FaultRow(name="input cut at its start by retention", act=state_faults.cut, rig={"workers": 1}),
     "22": FaultRow(name="the group's offsets reset, then deleted", act=state_faults.offsets),
     "23": FaultRow(name="rebalance storm", act=storm, rig={"workers": 3}, started=[0, 1]),
+    "24": FaultRow(name="hostile records", act=hostile),
     "soak": FaultRow(name="random kills, also inside transactions and calls", act=soak, rig={"workers": 3}),
 }
-"""Numbers as in the design; 23 and the soak are beyond it."""
+"""Numbers as in the design; 23, 24 and the soak are beyond it."""
 SOAK = "soak"
 """Only run when it is asked for."""

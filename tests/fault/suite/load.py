@@ -11,7 +11,7 @@ from typing import Any
 import aiokafka
 from aiokafka.errors import KafkaError
 
-__all__ = ["CONFIG", "GRACE_S", "HOP_S", "PARTITIONS", "SEQUENCE", "SIZE_S", "TRIES", "Load", "Stream"]
+__all__ = ["CONFIG", "GRACE_S", "HOP_S", "PARTITIONS", "SEQUENCE", "SIZE_S", "TRIES", "Load", "Pair", "Stream"]
 
 PARTITIONS = 4
 SIZE_S, HOP_S, GRACE_S, SEQUENCE, TRIES = 8, 4, 2, 10, 3

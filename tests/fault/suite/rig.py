@@ -7,12 +7,11 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from app.crash import VARIABLE
 from tests.fault.models import StubProcess
 from tests.fault.suite.checker import Findings, Snapshot, check
 from tests.fault.suite.load import CONFIG, PARTITIONS, Load
+from tests.fault.suite.outcome import Outcome, last_words, say
 from tests.fault.suite.truth import Place
 from tests.fault.suite.watch import Level, Watch, level_of, longest_stall_s
 from tests.helpers import topics
@@ -32,7 +32,7 @@ from tests.helpers.modelserver import Fault
 from tests.helpers.processes import Worker, wait_until
 from tests.helpers.proxy import KafkaProxy
 
-__all__ = ["HEAL_S", "SESSION_S", "Outcome", "Rig", "say"]
+__all__ = ["HEAL_S", "SESSION_S", "Rig"]
 
 SESSION_S = 6
 """The least that the broker allows."""
@@ -51,38 +51,6 @@ CRASH_ONE_IN = 400
 """Of the passages of any crash point, in a soak: a worker passes some hundred a second."""
 LEVEL_THREADS, LEVEL_HANDLES, LEVEL_MB = 4, 40, 150
 """What a worker may hold more at the end than before the fault: libraries start threads and open files lazily."""
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}   {text}", flush=True)
-
-
-@dataclass
-class Outcome:
-    """What a run showed. Goes into the JSON."""
-
-    fault: str
-    seed: int
-    seconds: float = 0.0
-    right: bool = False
-    wrong: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    progress_s: float | None = None
-    """From healing until every partition had moved."""
-    stall_s: float = 0.0
-    """The longest that a partition with input didn't move."""
-    restarts: int = 0
-    ended_by_themselves: list[str] = field(default_factory=list)
-    """Last words of workers that nobody ended."""
-    notes: list[str] = field(default_factory=list)
-
-
-def _last_words(worker: Worker) -> str:
-    """Why a worker says that it ended."""
-    lines = worker.log.read_text(errors="replace")[-20_000:].splitlines()
-    told = [line for line in lines if re.search(r" CRITICAL | ERROR headrace|^headrace: |Error: ", line)]
-    return (told or lines or ["nothing"])[-1]
 
 
 class Rig:
@@ -173,7 +141,7 @@ class Rig:
                     self.crashes += 1
                     self.start(number, **{VARIABLE: f"random:{self.seed + self.crashes}:{CRASH_ONE_IN}"})
                     continue
-                words = _last_words(worker)
+                words = last_words(worker)
                 self.outcome.ended_by_themselves.append(f"worker {number}, status {process.returncode}: {words}"[:400])
                 say(self.outcome.ended_by_themselves[-1])
                 self.start(number)

@@ -13,7 +13,8 @@ from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from tests.fault.suite.load import PARTITIONS
-from tests.fault.suite.rig import Rig, say
+from tests.fault.suite.outcome import say
+from tests.fault.suite.rig import Rig
 from tests.helpers import topics
 from tests.helpers.processes import wait_until
 

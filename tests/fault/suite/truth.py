@@ -10,10 +10,12 @@ from typing import Any
 from tests.fault.suite.load import GRACE_S, HOP_S, SEQUENCE, SIZE_S
 from tests.helpers.modelserver import category_of
 
-__all__ = ["Place", "Truth", "Window", "recompute"]
+__all__ = ["HOSTILE", "Place", "Truth", "Window", "recompute"]
 
 Place = tuple[int, int]
 """Partition and offset in the input."""
+HOSTILE = b"hostile"
+"""Key of records of which only this is known: they are no events, for whatever reason."""
 SIZE_MS, HOP_MS, GRACE_MS, AHEAD_MS = SIZE_S * 1000, HOP_S * 1000, GRACE_S * 1000, 600_000
 
 
@@ -77,14 +79,14 @@ def recompute(records: Iterable[Any]) -> Truth:
         place = (record.partition, record.offset)
         event = parse(record.value)
         if isinstance(event, str):
-            truth.dead[place] = (event, record.value)
+            truth.dead[place] = ("" if record.key == HOSTILE else event, record.value)
             continue
         name = event["event_id"]
         known = truth.events.get(name)
         if known is not None:
             known.places.add(place)
             continue
-        keyed, kind = record.key is not None, event["event_type"]
+        keyed, kind = bool(record.key), event["event_type"]
         text = event.get("payload", {}).get("message", "")
         truth.events[name] = Accepted(place, keyed, kind, text, zlib.crc32(record.value), {place})
         if keyed and kind != "heartbeat":
@@ -102,14 +104,18 @@ def parse(value: bytes | None) -> dict[str, Any] | str:
     if not value:
         return "empty-value"
     try:
-        event = json.loads(value)
-    except ValueError:
+        event = json.loads(value, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return "invalid-json"
     if not isinstance(event, dict):
         return "not-an-object"
     if not all(name in event for name in ("event_id", "event_type", "event_time")):
         return "missing-field"
     return event
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} isn't JSON")
 
 
 def _windows(truth: Truth, partition: int, events: list[tuple[int, int, int, str, str]]) -> None:
