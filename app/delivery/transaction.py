@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiokafka
+from aiokafka.errors import IllegalOperation, KafkaError
 from aiokafka.structs import TopicPartition
 
 from app import crash
@@ -76,6 +77,15 @@ class Transaction:
         Raises:
             KafkaError: refused, timed out or fenced; the transaction is aborted or will be by the next producer.
         """
+        try:
+            return await self._write(producer, stage, tp, offset, group)
+        except IllegalOperation as error:
+            # No KafkaError of aiokafka's: its sender met one beside us, and has left the transaction before we sent all.
+            raise KafkaError(f"the producer isn't in its transaction any more ({error})") from error
+
+    async def _write(
+        self, producer: Any, stage: "Stage", tp: TopicPartition, offset: int | None, group: str
+    ) -> int | None:
         await producer.begin_transaction()
         pending = await self._send(producer, stage, tp.partition)
         changelog, count = await self._send_changelog(producer, stage.changelog, tp.partition)
