@@ -49,10 +49,11 @@ class Slot:
 class Held:
     """A pane in memory."""
 
-    __slots__ = ("changed_for", "entity", "fresh", "key", "pane", "pane_ms")
+    __slots__ = ("changed_for", "entity", "fresh", "key", "pane", "pane_ms", "row")
 
     def __init__(self, key: bytes, entity: bytes, pane_ms: int) -> None:
         self.key, self.entity, self.pane_ms = key, entity, pane_ms
+        self.row = PANES.prefix + key
         self.pane: Pane | None = None
         """None: there is none in State."""
         self.fresh: list[Entry] = []
@@ -70,7 +71,7 @@ class Desk:
 
     Args:
         slots: the aggregates.
-        limit: panes kept after a batch; above it all are let go and read again when they are needed.
+        limit: panes kept after a batch; of more the oldest hops are let go, and read again when they are needed.
     """
 
     def __init__(self, slots: Sequence[Slot], limit: int) -> None:
@@ -96,10 +97,20 @@ class Desk:
     def fit(self, view: View, out: Outbox) -> None:
         """Called before anything else for an outbox: forgets all if the last one wasn't taken over by the lane."""
         local = self._local
-        lost = local is not None and view.latest is not local
-        if local is not out.local and (lost or self.count > self.limit):
-            self.forget()
+        if local is not out.local:
+            if local is not None and view.latest is not local:
+                self.forget()
+            elif self.count > self.limit:
+                self._let_go()
         self._local = out.local
+
+    def _let_go(self) -> None:
+        """Lets the oldest hops go: events come to the newest ones."""
+        starts = sorted((start, index) for index, hops in enumerate(self.hops) for start in hops)
+        for start, index in starts:
+            if self.count <= self.limit:
+                return
+            self.count -= len(self.hops[index].pop(start))
 
     def held(self, slot: Slot, pane_ms: int, entity: bytes) -> Held:
         """The pane's place; it is filled by `load`."""
@@ -119,10 +130,10 @@ class Desk:
         missing = self.missing
         if not missing:
             return
-        local, prefix = out.local, PANES.prefix
+        local = out.local
         for held, raw in zip(missing, view.get_raw(PANES, [held.key for held in missing]), strict=True):
             if local:
-                raw = local.get(prefix + held.key, raw)
+                raw = local.get(held.row, raw)
             if raw is not None:
                 held.pane = _pane(raw)
         self.missing = []
@@ -138,11 +149,13 @@ class Desk:
     @staticmethod
     def write(out: Outbox, touched: list[tuple[Held, Slot]]) -> None:
         """Encodes the panes that a batch changed."""
-        changelog, local, prefix = out.changelog, out.local, PANES.prefix
+        changelog, local = out.changelog, out.local
         for held, slot in touched:
             pane, held.changed_for = held.pane, None
             assert pane is not None
-            if held.fresh:
-                slot.aggregate.pack(pane, held.fresh)
-            row = prefix + held.key
-            changelog[row] = local[row] = _encode(pane)
+            fresh = held.fresh
+            if len(fresh) == 1:
+                pane.sequence += _encode(fresh.pop())
+            elif fresh:
+                slot.aggregate.pack(pane, fresh)
+            changelog[held.row] = local[held.row] = _encode(pane)
