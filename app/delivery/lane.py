@@ -112,6 +112,8 @@ class Lane:
     def post(self, work: Work) -> None:
         """Adds work without input to the next transaction."""
         if not self._closing:
+            if self.idle_reason:  # nothing had to move until now
+                self.moved_at = time.monotonic()
             self._posted.append(work)
             self._wake.set()
 
