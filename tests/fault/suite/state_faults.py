@@ -9,18 +9,21 @@ import aiokafka
 import httpx
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.errors import CommitFailedError
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from tests.fault.suite.load import PARTITIONS
 from tests.fault.suite.outcome import say
-from tests.fault.suite.rig import Rig
+from tests.fault.suite.rig import SESSION_S, Rig
 from tests.helpers import topics
 from tests.helpers.processes import wait_until
 
 __all__ = ["both", "changelog", "cut", "folders", "offsets", "recreated"]
 
 CHANGELOG = "headrace-ingest-raw-changelog"
+NON_EMPTY_GROUP = 68
+"""Of Kafka's error codes."""
 
 
 def _tables(rig: Rig, number: int) -> list[Path]:
@@ -191,8 +194,14 @@ async def _delete_group(rig: Rig) -> None:
     await admin.start()
     try:
         node = await admin.find_coordinator(group)
-        answer = await admin._send_request_to_node(node, DeleteGroupsRequest([group]))
-        assert [code for _, code in answer.results] == [0], answer
+        async with asyncio.timeout(3 * SESSION_S):  # a worker that ended before it was ready is a member until then
+            while True:
+                answer = await admin._send_request_to_node(node, DeleteGroupsRequest([group]))
+                codes = [code for _, code in answer.results]
+                if codes == [0]:
+                    return
+                assert codes == [NON_EMPTY_GROUP], answer
+                await asyncio.sleep(0.5)
     finally:
         await admin.close()
 
@@ -205,6 +214,13 @@ async def _commit(rig: Rig, offsets: dict[int, int]) -> None:
     try:
         tps = {TopicPartition(f"{rig.prefix}raw", p): OffsetAndMetadata(offset, "") for p, offset in offsets.items()}
         consumer.assign(list(tps))
-        await consumer.commit(tps)
+        async with asyncio.timeout(3 * SESSION_S):
+            while True:
+                try:
+                    await consumer.commit(tps)
+                except CommitFailedError:  # the group has members: those that ended before they were ready, for a while
+                    await asyncio.sleep(0.5)
+                else:
+                    return
     finally:
         await consumer.stop()
