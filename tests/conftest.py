@@ -1,6 +1,7 @@
 """Fixtures that all tests share: a real Kafka for the session, fresh names and folders for each test."""
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,12 @@ from app.broker.kafka import EmbeddedKafka
 from tests.helpers.processes import Worker
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests with `&` in a script has SIGINT ignored, also in all that they start: Ctrl-C is tested too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
