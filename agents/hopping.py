@@ -6,6 +6,7 @@ users of this: `agents.windows` inside ingest, `agents.aggregate` as a stage of 
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -57,7 +58,7 @@ class Quiet:
         self.panes: dict[str, int] = {}
 
 
-class Hopping:
+class Hopping(ABC):
     """The windows of one stage.
 
     Args:
@@ -261,9 +262,9 @@ class Hopping:
                 return True
         return False
 
+    @abstractmethod
     def _go_on(self, lane: Lane) -> None:
         """Posts the next step of closing."""
-        raise NotImplementedError
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -170,10 +170,7 @@ async def _run(job: Job) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(
-            NotImplementedError
-        ):  # asyncio has no signal handlers on Windows: Ctrl-C interrupts there, without totals
-            loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stopped.set)
     records = _records(job)
     producer = await _producer(job)
     totals, began = Totals(), time.monotonic()

@@ -22,7 +22,7 @@ from typing import Any
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
 from tests.helpers.processes import Worker, wait_until
-from tests.helpers.windows import Given, comparable, recompute
+from tests.helpers.windows import Given, comparable, differences, recompute
 
 __all__ = ["Report", "main", "run"]
 
@@ -187,20 +187,18 @@ def run(
         want = expected(events)
 
         def closed() -> bool:
-            time.sleep(1)  # reading them all takes a part of the machine
             ends = asyncio.run(topics.end_offsets(bootstrap, f"{prefix}agg-events", new))
             return sum(ends.values()) >= len(want) and len(asyncio.run(written(bootstrap, prefix, new))) >= len(want)
 
         try:
-            wait_until(closed, CLOSED_WITHIN_S, f"{len(want)} windows closed")
+            wait_until(closed, CLOSED_WITHIN_S, f"{len(want)} windows closed", every_s=1)
         except AssertionError:
             print(f"see {worker.log}", flush=True)  # the report tells what is missing
     finally:
         worker.kill()
     got = asyncio.run(written(bootstrap, prefix, new))
     report = Report(windows=len(got), open=len(expected(events[: len(events) // 2])) - before)
-    report.lost, report.invented = len(want.keys() - got.keys()), len(got.keys() - want.keys())
-    report.wrong = sum(got[place] != want[place] for place in want.keys() & got.keys())
+    report.lost, report.invented, report.wrong = differences(want, got)
     report.late = len(asyncio.run(topics.read(bootstrap, f"{prefix}late-events", new)))
     report.seconds = time.monotonic() - begun
     return report

@@ -8,6 +8,7 @@ import pytest
 from app.broker.kafka import EmbeddedKafka
 from tests.fault.suite.faults import FAULTS
 from tests.fault.suite.rig import Rig
+from tests.fault.suite.run import run
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -36,5 +37,5 @@ def test_a_build_with_one_thing_wrong_is_caught(broker: EmbeddedKafka, tmp_path:
     number, words = CAUGHT[build]
     row = FAULTS[number]
     rig = Rig(broker, tmp_path / build, f"{build}-", 7, 10, command=("tests.fault.suite.broken", build), **row.rig)
-    outcome = rig.run(row.act, row.started)
+    outcome = run(rig, row.act, row.started)
     assert words & outcome.wrong.keys(), outcome

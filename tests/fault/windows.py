@@ -19,7 +19,7 @@ from pathlib import Path
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
 from tests.helpers.processes import Worker, wait_until
-from tests.helpers.windows import Given, comparable, recompute
+from tests.helpers.windows import Given, comparable, differences, recompute
 
 __all__ = ["Report", "main", "run"]
 
@@ -113,8 +113,7 @@ async def verify(bootstrap: str, prefix: str) -> Report:
     written = [json.loads(r.value) for r in await topics.read(bootstrap, f"{prefix}agg-events")]
     got = comparable(written)
     report = Report(windows=len(got), late=late.total())
-    report.lost, report.invented = len(want.keys() - got.keys()), len(got.keys() - want.keys())
-    report.wrong = sum(got[place] != want[place] for place in want.keys() & got.keys())
+    report.lost, report.invented, report.wrong = differences(want, got)
     told = Counter(
         dict(r.headers)["headrace.origin"].decode() for r in await topics.read(bootstrap, f"{prefix}late-events")
     )

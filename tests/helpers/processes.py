@@ -24,8 +24,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(met: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Waits for a condition; returns what it gave.
+def wait_until(met: Callable[[], Any], seconds: float, what: str, every_s: float = 0.1) -> Any:
+    """Waits for a condition; returns what it gave. One that costs much is looked at less often, by `every_s`.
 
     Raises:
         AssertionError: it wasn't met in time.
@@ -35,7 +35,7 @@ def wait_until(met: Callable[[], Any], seconds: float, what: str) -> Any:
         got = met()
         if got:
             return got
-        time.sleep(0.1)  # what other processes do is polled: there is no event to wait on
+        time.sleep(every_s)  # what other processes do is polled: there is no event to wait on
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from app.delivery.state import View
 from app.settings import Settings
 from models.events import Event, Received
 
-__all__ = ["Given", "Offline", "Rig", "comparable", "recompute"]
+__all__ = ["Given", "Offline", "Rig", "comparable", "differences", "recompute"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,12 @@ def comparable(values: Iterable[dict[str, Any]]) -> dict[tuple[str, int], dict[s
             **{name: value[name] for name in ("events", "first_ms", "last_ms", "counts", "cut", "features")},
         }
     return found
+
+
+def differences(want: Mapping[Any, Any], got: Mapping[Any, Any]) -> tuple[int, int, int]:
+    """How many windows are lost, invented and wrong."""
+    wrong = sum(got[place] != want[place] for place in want.keys() & got.keys())
+    return len(want.keys() - got.keys()), len(got.keys() - want.keys()), wrong
 
 
 class MemoryDatabase:

@@ -15,7 +15,8 @@ import pytest
 
 from tests.conftest import Fleet
 from tests.helpers import topics
-from tests.helpers.modelserver import ModelServer, answer, category_of
+from tests.helpers.model_faults import answer
+from tests.helpers.modelserver import ModelServer, category_of
 from tests.helpers.processes import Worker, free_port
 
 pytestmark = pytest.mark.integration

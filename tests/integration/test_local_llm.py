@@ -114,8 +114,8 @@ def test_command_says_ready_and_stops_in_order(number: signal.Signals) -> None:
 
 def test_server_dies_with_its_parent() -> None:
     code = (
-        "import time; from app.llm.local_server import LocalModelServer; s = LocalModelServer(); s.start();"
-        "print(s.process.pid, flush=True); time.sleep(600)"
+        "import signal; from app.llm.local_server import LocalModelServer; s = LocalModelServer(); s.start();"
+        "print(s.process.pid, flush=True); signal.pause()"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

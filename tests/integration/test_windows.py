@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import re
 import time
 from collections import defaultdict
@@ -247,51 +246,13 @@ def test_partitions_added_with_windows_open_leave_each_window_exact_and_once(
     assert report.right, report
 
 
-TWO_SOURCES = """
-tasks = []
-noise = []
-[[sources]]
-name = "clicks"
-topic = "{prefix}clicks"
-[[sources]]
-name = "orders"
-topic = "{prefix}orders"
-format = "json"
-event_id = "id"
-event_type = "kind"
-event_time = "at"
-entity = "buyer"
-rekey = true
-
-[windows]
-idle_s = 2
-[[aggregates]]
-name = "both"
-size_s = 4
-hop_s = 2
-grace_s = 1
-"""
-
-
 async def test_windows_over_a_keyed_and_a_rekeyed_source_are_exact_through_a_kill(fleet: Fleet) -> None:
-    rnd, begin_ms = random.Random(3), int(time.time() * 1000) - 60_000
-    events, clicks, orders = [], [], []
-    for number in range(8000):
-        user, at_ms = f"u{rnd.randrange(40)}", begin_ms + number * 5 - rnd.randrange(900)
-        if rnd.random() < 0.5:
-            value = {"event_id": f"c{number}", "event_type": "click", "event_time": at_ms}
-            clicks += [(user.encode(), json.dumps(value).encode())] * rnd.choice((1, 1, 2))
-            events.append(Given(user, at_ms, "click"))
-        else:
-            value = {"id": f"o{number}", "kind": "order", "at": at_ms, "buyer": user}
-            orders.append((b"shop-%d" % rnd.randrange(9), json.dumps(value).encode()))
-            events.append(Given(user, at_ms, "order"))
-    await send(fleet, f"{fleet.prefix}clicks", clicks)
-    await send(fleet, f"{fleet.prefix}orders", orders)
-    await kill_midway(fleet, TWO_SOURCES.format(prefix=fleet.prefix))
-    want = recompute(sorted(events, key=lambda g: g.at_ms), 4000, 2000, 1000, 10**15, ended=True).windows
-    got = comparable(await emitted(fleet, len(want), 100))
-    for window in [*want.values(), *got.values()]:
-        window["features"], window["sequence"] = {}, sorted(window["sequence"])
-    assert got == want
+    rows, events = repartition.stream(8000, 3, int(time.time() * 1000) - 60_000, 40)
+    for source in repartition.SOURCES:
+        await topics.create(fleet.bootstrap, f"{fleet.prefix}{source}")
+    await repartition.send(fleet.bootstrap, fleet.prefix, rows)
+    await kill_midway(fleet, repartition.CONFIG.format(prefix=fleet.prefix, window=repartition.WINDOW, idle_s=2))
+    want = repartition.expected(events)
+    await emitted(fleet, len(want), 100)
+    assert await repartition.written(fleet.bootstrap, fleet.prefix, 4) == want
     assert await topics.read(fleet.bootstrap, f"{fleet.prefix}late-events") == []

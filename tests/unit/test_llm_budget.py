@@ -17,6 +17,7 @@ from app.llm.deep import DeepClassifier, OverBudget
 from app.llm.purse import Purse
 from app.settings import BudgetSettings, LlmSettings, ProviderSettings, Settings, load
 from models.events import Answer, ModelRequest, Origin
+from tests.helpers import model_faults as mf
 from tests.helpers import modelserver as ms
 
 pytestmark = pytest.mark.timeout(30)
@@ -194,11 +195,11 @@ async def test_a_call_that_breaks_off_counts_as_spent_and_one_that_was_refused_d
         purse = Purse(given, bank)
         bank.purses[purse.worker] = purse
         deep = DeepClassifier(given, purse=purse)
-        server.script(ms.status(503))
+        server.script(mf.status(503))
         await asyncio.gather(deep.classify(request("a")), return_exceptions=True)
         await purse.tidy(everything=True)
         assert bank.spent() == 0
-        server.script(ms.reset())
+        server.script(mf.reset())
         await asyncio.gather(deep.classify(request("b")), return_exceptions=True)
         await purse.tidy(everything=True)
         assert bank.spent() > 0

@@ -12,6 +12,7 @@ from app.errors import SettingsError
 from app.llm.deep import DeepClassifier, NotNow, RoundUsed, Unanswerable
 from app.settings import LlmSettings, MarkRule, ProviderSettings, Settings, load
 from models.events import Answer, ModelRequest, Origin
+from tests.helpers import model_faults as mf
 from tests.helpers import modelserver as ms
 
 pytestmark = pytest.mark.timeout(30)
@@ -78,7 +79,7 @@ async def test_first_provider_that_works_answers_and_no_other_is_asked() -> None
 
 async def test_provider_that_fails_gets_three_calls_and_the_next_one_answers() -> None:
     async with servers() as (one, two), chain(settings(one, two)) as deep:
-        one.always = ms.status(503)
+        one.always = mf.status(503)
         assert answered(await ask(deep, *map(request, TEXTS))) == [("p1", right) for right in RIGHT]
         assert (len(one.calls), len(two.calls)) == (3, 1)
         assert two.calls[0].body["model"] == "m1"
@@ -88,7 +89,7 @@ async def test_provider_that_fails_gets_three_calls_and_the_next_one_answers() -
 async def test_refusal_is_not_repeated_is_counted_and_the_provider_is_skipped(code: int) -> None:
     async with servers() as (one, two), chain(settings(one, two, name="refuser")) as deep:
         before = metrics.PROVIDER_REFUSALS.labels("p0", str(code))._value.get()
-        one.always = ms.status(code)
+        one.always = mf.status(code)
         assert answered(await ask(deep, *map(request, TEXTS))) == [("p1", right) for right in RIGHT]
         assert answered(await ask(deep, request("hello"))) == [("p1", "other")]
         assert (len(one.calls), len(two.calls)) == (1, 2)
@@ -113,7 +114,7 @@ async def test_event_that_all_providers_spoil_is_unanswerable_with_what_each_did
 
 async def test_chain_used_up_gives_every_cause() -> None:
     async with servers() as (one, two), chain(settings(one, two)) as deep:
-        one.always, two.always = ms.status(500), ms.reset()
+        one.always, two.always = mf.status(500), mf.reset()
         (error,) = await ask(deep, request("hello"))
         assert isinstance(error, RoundUsed)
         assert [line.split(":")[0] for line in error.tried] == ["p0", "p1"]
@@ -124,7 +125,7 @@ async def test_chain_used_up_gives_every_cause() -> None:
 async def test_forbidden_provider_is_never_asked_whatever_is_down() -> None:
     async with servers() as (local, cloud):
         given = settings(local, cloud, policies=({"marks": ["private"]}, {}))
-        local.always = ms.reset()
+        local.always = mf.reset()
         async with chain(given) as deep:
             secret, open_ = request("my card was charged", ("private",)), request("where is my parcel")
             for _ in range(6):
@@ -152,7 +153,7 @@ async def test_open_breaker_leaves_the_provider_alone_but_for_one_probe_and_uses
     async with servers(1) as (server,):
         given = settings(server, breaker=breaker, batch_wait_ms=0)
         async with chain(given, clock=lambda: now[0], recovered=lambda: recovered.append(now[0])) as deep:
-            server.always = ms.status(500)
+            server.always = mf.status(500)
             await ask(deep, request("a"))
             errors = await ask(deep, request("b"))
             assert isinstance(errors[0], NotNow)
@@ -174,7 +175,7 @@ async def test_open_breaker_leaves_the_provider_alone_but_for_one_probe_and_uses
 
 async def test_batches_shrink_while_answers_go_missing_and_grow_when_they_hold() -> None:
     async with servers(1) as (server,), chain(settings(server)) as deep:
-        server.script(*[ms.answer(missing=list(range(1, 11)))] * 2)
+        server.script(*[mf.answer(missing=list(range(1, 11)))] * 2)
         texts = [request(f"text {n}") for n in range(20)]
         await ask(deep, *texts)
         (provider,) = deep.providers
@@ -216,7 +217,7 @@ async def test_nothing_is_sent_after_a_retry_after_was_read_and_all_is_asked_whe
         )
         async with chain(given) as deep:
             for _ in range(4):
-                server.script(*[ms.Fault()] * 5, ms.status(429, retry_after="0.4"), ms.status(503, retry_after="0.3"))
+                server.script(*[mf.Fault()] * 5, mf.status(429, retry_after="0.4"), mf.status(503, retry_after="0.3"))
             answers = await ask(deep, *(request(f"text {n}") for n in range(80)))
             assert [by for by, _ in answered(answers)] == ["p0"] * 80
             assert server.early == 0
@@ -226,7 +227,7 @@ async def test_nothing_is_sent_after_a_retry_after_was_read_and_all_is_asked_whe
 async def test_a_wait_that_a_server_asked_for_goes_on_when_settings_change() -> None:
     async with servers(1) as (server,):
         async with chain(settings(server)) as deep:
-            server.script(ms.status(429, retry_after="60"))
+            server.script(mf.status(429, retry_after="60"))
             await ask(deep, request("a"))
             async with chain(settings(server, batch_items=3), before=deep) as changed:
                 [error] = await ask(changed, request("b"))

@@ -18,6 +18,7 @@ from app.llm.answer import PromptRefused, parse_retry_after
 from app.llm.client import ChatClient, Completion
 from app.llm.gate import Held
 from app.settings import LlmSettings
+from tests.helpers import model_faults as mf
 from tests.helpers import modelserver as ms
 
 pytestmark = pytest.mark.timeout(30)
@@ -70,22 +71,22 @@ async def test_key_is_sent_and_never_told(server: ms.ModelServer, caplog: pytest
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [(ms.status(code), code) for code in (408, 409, 425, 429, 500, 502, 503, 529)]
+    [(mf.status(code), code) for code in (408, 409, 425, 429, 500, 502, 503, 529)]
     + [
-        (ms.reset(), None),
-        (ms.raw("{"), 200),
-        (ms.raw(""), 200),
-        (ms.raw("[1]"), 200),
-        (ms.raw('{"choices":[]}'), 200),
-        (ms.raw("<html>", 200, "text/html"), 200),
-        (ms.raw("[" * 100_000), 200),
-        (ms.error_object(429), 429),
-        (ms.raw('{"error":"overloaded"}'), 503),
-        (ms.raw('data: {"error":{"message":"x"}}\n\n', 200, "text/event-stream"), 503),
-        (ms.raw('data: {"choices":[{"delta":{"content":"{"}}]}\n\n', 200, "text/event-stream"), 200),
+        (mf.reset(), None),
+        (mf.raw("{"), 200),
+        (mf.raw(""), 200),
+        (mf.raw("[1]"), 200),
+        (mf.raw('{"choices":[]}'), 200),
+        (mf.raw("<html>", 200, "text/html"), 200),
+        (mf.raw("[" * 100_000), 200),
+        (mf.error_object(429), 429),
+        (mf.raw('{"error":"overloaded"}'), 503),
+        (mf.raw('data: {"error":{"message":"x"}}\n\n', 200, "text/event-stream"), 503),
+        (mf.raw('data: {"choices":[{"delta":{"content":"{"}}]}\n\n', 200, "text/event-stream"), 200),
     ],
 )
-async def test_passing_trouble_is_retryable(server: ms.ModelServer, fault: ms.Fault, status: int | None) -> None:
+async def test_passing_trouble_is_retryable(server: ms.ModelServer, fault: mf.Fault, status: int | None) -> None:
     server.script(fault)
     with pytest.raises(ModelUnavailable) as raised:
         await call(server)
@@ -94,14 +95,14 @@ async def test_passing_trouble_is_retryable(server: ms.ModelServer, fault: ms.Fa
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [(ms.status(code), code) for code in (400, 401, 402, 403, 404, 422, 302)]
+    [(mf.status(code), code) for code in (400, 401, 402, 403, 404, 422, 302)]
     + [
-        (ms.status(429, error_code="insufficient_quota"), 429),
-        (ms.raw('{"error":{"code":"insufficient_quota","message":"x"}}'), 503),
-        (ms.error_object(401, "bad key"), 401),
+        (mf.status(429, error_code="insufficient_quota"), 429),
+        (mf.raw('{"error":{"code":"insufficient_quota","message":"x"}}'), 503),
+        (mf.error_object(401, "bad key"), 401),
     ],
 )
-async def test_lasting_trouble_is_not_retryable(server: ms.ModelServer, fault: ms.Fault, status: int) -> None:
+async def test_lasting_trouble_is_not_retryable(server: ms.ModelServer, fault: mf.Fault, status: int) -> None:
     server.script(fault)
     with pytest.raises(ModelRefused) as raised:
         await call(server)
@@ -109,14 +110,14 @@ async def test_lasting_trouble_is_not_retryable(server: ms.ModelServer, fault: m
 
 
 async def test_error_does_not_repeat_what_the_server_says(server: ms.ModelServer) -> None:
-    server.script(ms.raw('{"error":{"message":"you said: my refund","code":"bad \\n code<my refund>"}}', 400))
+    server.script(mf.raw('{"error":{"message":"you said: my refund","code":"bad \\n code<my refund>"}}', 400))
     with pytest.raises(ModelRefused) as raised:
         await call(server)
     assert "my refund" not in str(raised.value)
 
 
 async def test_prompt_that_is_too_long_is_told_apart_from_bad_settings(server: ms.ModelServer) -> None:
-    server.script(ms.raw('{"error":{"code":400,"type":"exceed_context_size_error","message":"request exceeds"}}', 400))
+    server.script(mf.raw('{"error":{"code":400,"type":"exceed_context_size_error","message":"request exceeds"}}', 400))
     with pytest.raises(PromptRefused):
         await call(server)
 
@@ -124,7 +125,7 @@ async def test_prompt_that_is_too_long_is_told_apart_from_bad_settings(server: m
 async def test_server_without_structured_output_is_asked_without_it_and_that_is_remembered(
     server: ms.ModelServer,
 ) -> None:
-    server.script(ms.raw('{"error":{"message":"response_format is not supported"}}', 400))
+    server.script(mf.raw('{"error":{"message":"response_format is not supported"}}', 400))
     async with ChatClient(LlmSettings(base_url=server.base_url)) as client:
         for _ in range(2):
             assert (await client.complete(MESSAGES, schema=SCHEMA, max_tokens=9)).text == ANSWER
@@ -132,7 +133,7 @@ async def test_server_without_structured_output_is_asked_without_it_and_that_is_
 
 
 async def test_failure_without_schema_leaves_structured_output_on(server: ms.ModelServer) -> None:
-    server.script(ms.raw('{"error":{"message":"bad schema"}}', 400), ms.status(503))
+    server.script(mf.raw('{"error":{"message":"bad schema"}}', 400), mf.status(503))
     async with ChatClient(LlmSettings(base_url=server.base_url)) as client:
         with pytest.raises(ModelUnavailable):
             await client.complete(MESSAGES, schema=SCHEMA, max_tokens=9)
@@ -141,18 +142,18 @@ async def test_failure_without_schema_leaves_structured_output_on(server: ms.Mod
 
 
 async def test_stream_that_nobody_asked_for_is_joined(server: ms.ModelServer) -> None:
-    server.script(ms.stream())
+    server.script(mf.stream())
     found = await call(server)
     assert (found.text, found.finish_reason, found.prompt_tokens) == (ANSWER, "stop", 8)
 
 
 async def test_null_content_is_an_empty_answer(server: ms.ModelServer) -> None:
-    server.script(ms.raw('{"choices":[{"message":{"content":null},"finish_reason":"length"}]}'))
+    server.script(mf.raw('{"choices":[{"message":{"content":null},"finish_reason":"length"}]}'))
     assert (await call(server)) == Completion(text="", finish_reason="length", latency_ms=pytest.approx(0, abs=2000))
 
 
-@pytest.mark.parametrize("fault", [ms.hang(), ms.drip()])
-async def test_deadline_holds_for_the_whole_call(server: ms.ModelServer, fault: ms.Fault) -> None:
+@pytest.mark.parametrize("fault", [mf.hang(), mf.drip()])
+async def test_deadline_holds_for_the_whole_call(server: ms.ModelServer, fault: mf.Fault) -> None:
     server.script(fault)
     started = asyncio.get_running_loop().time()
     with pytest.raises(ModelUnavailable, match=r"within 0\.4 s"):
@@ -177,7 +178,7 @@ async def test_proxy_of_the_environment_is_not_asked_for_loopback(
 
 
 async def test_cancelled_call_stays_cancelled(server: ms.ModelServer) -> None:
-    server.script(ms.hang())
+    server.script(mf.hang())
     task = asyncio.ensure_future(call(server))
     while not server.calls:
         await asyncio.sleep(0.005)
@@ -273,7 +274,7 @@ def test_retry_after_is_the_longest_valid_wait(values: list[str], wait_s: float 
 
 
 async def test_retry_after_comes_with_the_error(server: ms.ModelServer) -> None:
-    server.script(ms.status(503, retry_after="0.5"))
+    server.script(mf.status(503, retry_after="0.5"))
     with pytest.raises(ModelUnavailable) as raised:
         await call(server)
     assert raised.value.retry_after_s == 0.5

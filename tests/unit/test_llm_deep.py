@@ -11,6 +11,7 @@ import pytest
 from app.llm.deep import DeepClassifier, NotNow, RoundUsed, Unanswerable
 from app.settings import LlmSettings, Settings, load
 from models.events import Answer, ModelRequest, Origin
+from tests.helpers import model_faults as mf
 from tests.helpers import modelserver as ms
 
 pytestmark = pytest.mark.timeout(30)
@@ -89,21 +90,21 @@ async def test_event_types_do_not_share_a_call(server: ms.ModelServer) -> None:
 async def test_missing_wrong_and_doubled_numbers_are_asked_again_together_and_the_rest_stands(
     server: ms.ModelServer,
 ) -> None:
-    server.script(ms.answer(missing=[3], wrong={5: "paymnt"}, twice={8: "order"}, extra={21: "other", 99: "order"}))
+    server.script(mf.answer(missing=[3], wrong={5: "paymnt"}, twice={8: "order"}, extra={21: "other", 99: "order"}))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert [call.items for call in server.calls[1:]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
 
 
 async def test_answer_of_no_use_is_asked_for_in_halves(server: ms.ModelServer) -> None:
-    server.script(ms.raw('{"choices":[{"message":{"content":"sorry"},"finish_reason":"stop"}]}'))
+    server.script(mf.raw('{"choices":[{"message":{"content":"sorry"},"finish_reason":"stop"}]}'))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert sorted(len(call.items) for call in server.calls) == [10, 10, 20]
 
 
 async def test_what_is_spoilt_three_times_is_asked_alone(server: ms.ModelServer) -> None:
-    server.script(ms.answer(missing=[3, 5, 8]), ms.answer(missing=[1, 3]), ms.answer(missing=[1, 2]))
+    server.script(mf.answer(missing=[3, 5, 8]), mf.answer(missing=[1, 3]), mf.answer(missing=[1, 2]))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert [call.items for call in server.calls[1:2]] == [[TEXTS[2], TEXTS[4], TEXTS[7]]]
@@ -112,7 +113,7 @@ async def test_what_is_spoilt_three_times_is_asked_alone(server: ms.ModelServer)
 
 
 async def test_cut_answer_keeps_the_whole_ones_and_asks_the_rest_in_a_smaller_batch(server: ms.ModelServer) -> None:
-    server.script(ms.answer(cut_at=14))
+    server.script(mf.answer(cut_at=14))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert [call.items for call in server.calls] == [TEXTS, TEXTS[13:]]
@@ -130,14 +131,14 @@ async def test_text_that_spoils_its_answer_is_unanswerable_and_the_others_are_no
 
 
 async def test_lone_event_is_asked_again_once(server: ms.ModelServer) -> None:
-    server.script(ms.answer(missing=[1]))
+    server.script(mf.answer(missing=[1]))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier, ["my refund"]))) == ["payment"]
     assert len(server.calls) == 2
 
 
 async def test_answer_cut_every_time_ends_after_three_attempts_alone(server: ms.ModelServer) -> None:
-    server.always = ms.answer(cut_at=1)
+    server.always = mf.answer(cut_at=1)
     async with deep(server) as classifier:
         errors = await ask(classifier, TEXTS[:3])
     assert {(e.cause, e.attempts) for e in errors if isinstance(e, Unanswerable)} == {("cut", 4), ("cut", 5)}
@@ -155,14 +156,14 @@ async def test_odd_text_changes_nothing_for_the_others(server: ms.ModelServer, t
 
 
 async def test_thoughts_fences_and_remarks_are_no_answers(server: ms.ModelServer) -> None:
-    server.script(ms.answer(prefix='<think>{"1":"order","2":"order"}</think>\nSure:\n```json\n', suffix="\n```\nDone."))
+    server.script(mf.answer(prefix='<think>{"1":"order","2":"order"}</think>\nSure:\n```json\n', suffix="\n```\nDone."))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert len(server.calls) == 1
 
 
-@pytest.mark.parametrize("fault", [ms.status(503), ms.reset(), ms.raw("{"), ms.error_object(), ms.status(429)])
-async def test_failure_is_retried(server: ms.ModelServer, fault: ms.Fault) -> None:
+@pytest.mark.parametrize("fault", [mf.status(503), mf.reset(), mf.raw("{"), mf.error_object(), mf.status(429)])
+async def test_failure_is_retried(server: ms.ModelServer, fault: mf.Fault) -> None:
     server.script(fault, fault)
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
@@ -170,7 +171,7 @@ async def test_failure_is_retried(server: ms.ModelServer, fault: ms.Fault) -> No
 
 
 async def test_server_that_keeps_failing_is_called_three_times_and_all_events_come_back(server: ms.ModelServer) -> None:
-    server.always = ms.status(500)
+    server.always = mf.status(500)
     async with deep(server) as classifier:
         errors = await ask(classifier)
     assert {type(error) for error in errors} == {RoundUsed}
@@ -179,8 +180,8 @@ async def test_server_that_keeps_failing_is_called_three_times_and_all_events_co
     assert len(server.calls) == 3
 
 
-@pytest.mark.parametrize("fault", [ms.hang(), ms.drip()])
-async def test_hang_and_slow_drip_end_at_the_deadline(server: ms.ModelServer, fault: ms.Fault) -> None:
+@pytest.mark.parametrize("fault", [mf.hang(), mf.drip()])
+async def test_hang_and_slow_drip_end_at_the_deadline(server: ms.ModelServer, fault: mf.Fault) -> None:
     server.script(fault)
     async with deep(server, timeout_s=0.5) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
@@ -189,7 +190,7 @@ async def test_hang_and_slow_drip_end_at_the_deadline(server: ms.ModelServer, fa
 
 
 async def test_retry_after_holds_back_every_call(server: ms.ModelServer) -> None:
-    server.script(ms.status(429, retry_after="0.5"))
+    server.script(mf.status(429, retry_after="0.5"))
     async with deep(server, batch_wait_ms=0) as classifier:
         first = asyncio.ensure_future(classifier.classify(request("my refund")))
         while not server.calls:
@@ -202,7 +203,7 @@ async def test_retry_after_holds_back_every_call(server: ms.ModelServer) -> None
 
 
 async def test_long_retry_after_gives_the_events_back_with_the_wait(server: ms.ModelServer) -> None:
-    server.always = ms.status(503, retry_after="60")
+    server.always = mf.status(503, retry_after="60")
     async with deep(server) as classifier:
         with pytest.raises(NotNow) as first:
             await classifier.classify(request("my refund"))
@@ -213,8 +214,8 @@ async def test_long_retry_after_gives_the_events_back_with_the_wait(server: ms.M
     assert len(server.calls) == 1
 
 
-@pytest.mark.parametrize("fault", [ms.status(401), ms.status(404), ms.status(429, error_code="insufficient_quota")])
-async def test_refusal_is_not_retried(server: ms.ModelServer, fault: ms.Fault) -> None:
+@pytest.mark.parametrize("fault", [mf.status(401), mf.status(404), mf.status(429, error_code="insufficient_quota")])
+async def test_refusal_is_not_retried(server: ms.ModelServer, fault: mf.Fault) -> None:
     server.script(fault)
     async with deep(server) as classifier:
         errors = await ask(classifier)
@@ -223,14 +224,14 @@ async def test_refusal_is_not_retried(server: ms.ModelServer, fault: ms.Fault) -
 
 
 async def test_prompt_too_long_is_asked_in_halves(server: ms.ModelServer) -> None:
-    server.script(ms.status(400, error_code="context_length_exceeded"))
+    server.script(mf.status(400, error_code="context_length_exceeded"))
     async with deep(server) as classifier:
         assert list(categories(await ask(classifier))) == RIGHT
     assert sorted(len(call.items) for call in server.calls) == [10, 10, 20]
 
 
 async def test_lone_prompt_that_is_refused_is_unanswerable(server: ms.ModelServer) -> None:
-    server.always = ms.status(400, error_code="content_filter")
+    server.always = mf.status(400, error_code="content_filter")
     async with deep(server) as classifier:
         [error] = await ask(classifier, ["x"])
     assert isinstance(error, Unanswerable)
@@ -254,14 +255,14 @@ async def test_cancelled_caller_breaks_nobody(server: ms.ModelServer) -> None:
 
 async def test_calls_in_flight_stay_within_concurrency(server: ms.ModelServer) -> None:
     server.latency_ms = 60
-    server.script(ms.answer(missing=list(range(1, 21))))
+    server.script(mf.answer(missing=list(range(1, 21))))
     async with deep(server, concurrency=2) as classifier:
         assert list(categories(await ask(classifier, TEXTS * 5))) == RIGHT * 5
     assert server.most_in_flight == 2
 
 
 async def test_shares_of_tokens_sum_to_what_the_server_counted(server: ms.ModelServer) -> None:
-    server.script(ms.answer(missing=[3]))
+    server.script(mf.answer(missing=[3]))
     async with deep(server, price_prompt_usd=2.0, price_completion_usd=8.0) as classifier:
         answers = [a for a in await ask(classifier) if isinstance(a, Answer)]
     prompt = [sum(len(m["content"]) for m in call.body["messages"]) // 4 for call in server.calls]
@@ -272,7 +273,7 @@ async def test_shares_of_tokens_sum_to_what_the_server_counted(server: ms.ModelS
 
 
 async def test_close_gives_waiting_events_back(server: ms.ModelServer) -> None:
-    server.always = ms.hang()
+    server.always = mf.hang()
     classifier = DeepClassifier(settings(server.base_url, concurrency=1))
     asks = asyncio.ensure_future(ask(classifier, TEXTS + TEXTS[:5]))
     while not server.calls:

@@ -17,6 +17,7 @@ from app.llm.deep import DeepClassifier
 from app.llm.purse import Purse
 from app.settings import BudgetSettings, LlmSettings, ProviderSettings, Settings, load
 from models.events import Answer, ModelRequest, Origin
+from tests.helpers import model_faults as mf
 from tests.helpers import modelserver as ms
 
 pytestmark = pytest.mark.timeout(60)
@@ -220,7 +221,7 @@ async def test_a_long_wait_sends_events_to_the_next_provider() -> None:
 
 async def test_a_server_without_structured_output_is_counted_for_both_calls() -> None:
     async with ms.ModelServer() as server:
-        server.script(ms.raw('{"error":{"message":"response_format json_schema is not supported"}}', 400))
+        server.script(mf.raw('{"error":{"message":"response_format json_schema is not supported"}}', 400))
         given = settings(server.base_url, 60.0, requests_per_minute=3)
         deep = DeepClassifier(given, purse=MinuteBank(given, lambda: 1000.0).purse(given, now=lambda: 1000.0))
         answers = [(await asyncio.gather(deep.classify(request(str(n))), return_exceptions=True))[0] for n in range(3)]

@@ -6,7 +6,7 @@ An id is a place in the stream. SSE: the browser sends it back as `Last-Event-ID
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
@@ -68,21 +68,25 @@ async def results_socket(socket: WebSocket) -> None:
         return
     await socket.accept()
     with contextlib.suppress(WebSocketDisconnect):
-        await _serve_socket(socket, gateway, wanted, place)
+        # What the client sends is read and dropped, so that its close is seen.
+        await _until_one_ends(_send_results(socket, gateway, wanted, place), _read_away(socket))
 
 
-async def _serve_socket(socket: WebSocket, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
-    """Sends until one side ends it. What the client sends is read and dropped, so that its close is seen."""
-    sending = asyncio.create_task(_send_results(socket, gateway, wanted, place))
-    reading = asyncio.create_task(_read_away(socket))
+async def _until_one_ends(*sides: Coroutine[Any, Any, None]) -> None:
+    """Runs both until one ends, and cuts off the other.
+
+    Raises:
+        Exception: what the one that ended met.
+    """
+    tasks = [asyncio.create_task(side) for side in sides]
     try:
-        await asyncio.wait({sending, reading}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (sending, reading):
+        for task in tasks:
             task.cancel()
-        outcomes = await asyncio.gather(sending, reading, return_exceptions=True)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     for outcome in outcomes:
-        if isinstance(outcome, Exception) and not isinstance(outcome, WebSocketDisconnect):
+        if isinstance(outcome, Exception):
             raise outcome
 
 
@@ -175,16 +179,7 @@ class _Events(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send(send))
-        gone = asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, gone):
-                task.cancel()
-            outcomes = await asyncio.gather(sending, gone, return_exceptions=True)
-        if isinstance(outcomes[0], Exception):
-            raise outcomes[0]
+        await _until_one_ends(self._send(send), _gone(receive))
 
     async def _send(self, send: Send) -> None:
         last = b""

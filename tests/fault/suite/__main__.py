@@ -22,6 +22,7 @@ from app.broker.kafka import EmbeddedKafka
 from tests.fault.suite.faults import FAULTS, SOAK
 from tests.fault.suite.outcome import Outcome, say
 from tests.fault.suite.rig import Rig
+from tests.fault.suite.run import run
 
 __all__ = ["main", "one"]
 
@@ -41,7 +42,7 @@ def one(kafka: EmbeddedKafka, folder: Path, number: str, seed: int, seconds: flo
     row = FAULTS[number]
     say(f"fault {number}, {row.name}; seed {seed}")
     rig = Rig(kafka, folder / f"{number}-{seed}-{time.time_ns()}", number, seed, seconds, **row.rig, **more)
-    outcome = rig.run(row.act, row.started)
+    outcome = run(rig, row.act, row.started)
     if row.stall_s is not None and outcome.stall_s > row.stall_s and not rig.brief:  # which runs on a busy machine
         outcome.wrong["a partition stood still"] = 1
         outcome.examples["a partition stood still"] = [f"{outcome.stall_s} s, {row.stall_s} s are allowed"]

@@ -13,7 +13,7 @@ from tests.fault.suite.outcome import say
 from tests.fault.suite.rig import SESSION_S, Rig
 from tests.fault.suite.truth import HOSTILE
 from tests.helpers import topics
-from tests.helpers.modelserver import Fault, answer, drip, hang, raw, reset, status
+from tests.helpers.model_faults import Fault, answer, drip, hang, raw, reset, status
 from tests.helpers.processes import wait_until
 from tests.helpers.proxy import ADD_OFFSETS, END_TXN, INIT_PRODUCER, PRODUCE, TXN_OFFSET_COMMIT
 

@@ -1,56 +1,41 @@
-"""One fault run: a model server, workers, a load and a watch around a broker; then the check of all topics.
+"""What a fault run breaks: a model server, workers, a load and a watch around a broker.
 
 A fault is a function of a `Rig`. It breaks something while events flow, and returns when it has put it right again.
+`tests.fault.suite.run` runs it.
 """
 
 import asyncio
-import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
-from aiokafka.errors import KafkaError
 
 from app.broker.kafka import EmbeddedKafka
 from app.crash import VARIABLE
-from tests.fault.models import StubProcess
-from tests.fault.suite.checker import Findings, Snapshot, check
 from tests.fault.suite.load import CONFIG, PARTITIONS, Load
 from tests.fault.suite.outcome import Outcome, last_words, say
 from tests.fault.suite.truth import Place
-from tests.fault.suite.watch import Level, Watch, level_of, longest_stall_s
+from tests.fault.suite.watch import Level, Watch, level_of
 from tests.helpers import topics
-from tests.helpers.modelserver import Fault
-from tests.helpers.processes import Worker, wait_until
+from tests.helpers.model_faults import Fault
+from tests.helpers.processes import StubProcess, Worker, wait_until
 from tests.helpers.proxy import KafkaProxy
 
-__all__ = ["HEAL_S", "SESSION_S", "Rig"]
+__all__ = ["BATCH", "CONCURRENCY", "SESSION_S", "Rig"]
 
 SESSION_S = 6
 """The least that the broker allows."""
-HEAL_S = 60.0
-"""I5: progress on every partition within this after healing."""
-DRAIN_S = 120.0
 STOP_S = 15.0
 STEADY_RESULTS = 150
-TOPICS = (
-    "raw", "rekeyed", "clean-events", "sink-noise", "dead-letter", "agg-events", "late-events", "agent-trigger",
-    "model-requests", "ai-results", "manual-review", "headrace-ingest-raw-changelog",
-    "headrace-ingest-rekeyed-changelog", "headrace-classify-changelog",
-)  # fmt: skip
 CONCURRENCY, BATCH = 4, 20
 CRASH_ONE_IN = 400
 """Of the passages of any crash point, in a soak: a worker passes some hundred a second."""
-LEVEL_THREADS, LEVEL_HANDLES, LEVEL_MB = 4, 40, 150
-"""What a worker may hold more at the end than before the fault: libraries start threads and open files lazily."""
 
 
 class Rig:
@@ -120,9 +105,12 @@ class Rig:
         """Workers that died at a random point of `app.crash`."""
         self.kills = kills
         self.brief = brief
-        self._losses = 0
-        self._calls: list[Any] = []
-        self._down: set[int] = set()
+        self.losses = 0
+        """How often a worker's partitions were taken from it."""
+        self.calls: list[Any] = []
+        """What the model server was asked; there after `clean_up`."""
+        self.down: set[int] = set()
+        """Numbers of the workers that nobody starts again."""
         self._said: dict[int, int] = {}
         """How long each worker's log was when it was last started."""
         self._guarding = threading.Event()
@@ -135,7 +123,7 @@ class Rig:
         while not self._guarding.wait(0.5):
             for number, worker in enumerate(self.workers):
                 process = worker.process
-                if number in self._down or process is None or process.poll() is None:
+                if number in self.down or process is None or process.poll() is None:
                     continue
                 if process.returncode == -9 and worker.env.get(VARIABLE, "").startswith("random:"):
                     self.crashes += 1
@@ -148,7 +136,7 @@ class Rig:
 
     def _rebalanced(self) -> None:
         """All lanes are given up and taken again, those of workers that stay too."""
-        self._losses += len(self.workers) - len(self._down)
+        self.losses += len(self.workers) - len(self.down)
 
     def start(self, number: int, **env: str) -> None:
         """Starts a worker (again), with other settings if any are given."""
@@ -157,12 +145,12 @@ class Rig:
         self.outcome.restarts += worker.starts > 0
         self._said[number] = len(worker.log.read_text(errors="replace")) if worker.log.exists() else 0
         worker.start()
-        self._down.discard(number)
+        self.down.discard(number)
         self._rebalanced()
 
     def arm(self, number: int) -> None:
         """Starts a worker (again) that dies at a random point of `app.crash`, and then once more."""
-        if number not in self._down:
+        if number not in self.down:
             self.kill(number)
         self.start(number, **{VARIABLE: f"random:{self.rnd.randrange(1 << 20)}:{CRASH_ONE_IN}"})
 
@@ -175,13 +163,13 @@ class Rig:
     def kill(self, number: int) -> None:
         """SIGKILL; nobody starts it again."""
         self._rebalanced()
-        self._down.add(number)
+        self.down.add(number)
         self.workers[number].kill()
 
     def stop(self, number: int) -> None:
         """SIGTERM, and its end in good order."""
         self._rebalanced()
-        self._down.add(number)
+        self.down.add(number)
         worker = self.workers[number]
         said = worker.log.read_text(errors="replace")[self._said.get(number, 0) :]
         status = worker.stop(STOP_S)
@@ -190,7 +178,7 @@ class Rig:
 
     def pick(self) -> int:
         """A worker that runs."""
-        return self.rnd.choice([n for n in range(len(self.workers)) if n not in self._down])
+        return self.rnd.choice([n for n in range(len(self.workers)) if n not in self.down])
 
     def lost(self, number: int) -> None:
         """A worker will lose its partitions without ending: calls in flight may be asked again."""
@@ -198,11 +186,11 @@ class Rig:
 
     def pause_broker(self) -> None:
         os.kill(self.kafka.pid, signal.SIGSTOP)
-        self._losses += len(self.workers)
+        self.losses += len(self.workers)
 
     def kill_broker(self) -> None:
         self.kafka.kill()
-        self._losses += len(self.workers)
+        self.losses += len(self.workers)
 
     def resume_broker(self) -> None:
         os.kill(self.kafka.pid, signal.SIGCONT)
@@ -212,7 +200,7 @@ class Rig:
         self.stop(number)
         self.start(number, **{VARIABLE: f"{point}:{count}"})
         worker = self.workers[number]
-        self._down.add(number)
+        self.down.add(number)
         process = worker.process
         assert process is not None
         wait_until(lambda: process.poll() is not None, seconds, f"worker {number} dies at {point}; see {worker.log}")
@@ -222,7 +210,7 @@ class Rig:
 
     def rest(self, low: float, high: float | None = None) -> None:
         """Lets events flow for a time drawn by the seed: faults have to fall into real work."""
-        time.sleep(low if high is None else self.rnd.uniform(low, high))
+        time.sleep(low if high is None else self.rnd.uniform(low, high))  # by the schedule; there is nothing to wait on
 
     # -- model server ----------------------------------------------------------------------------------------------
 
@@ -255,46 +243,21 @@ class Rig:
         return "\n".join(w.log.read_text(errors="replace") for w in self.workers if w.log.exists())
 
     def levels(self) -> list[Level]:
-        return [level_of(w.pid) for n, w in enumerate(self.workers) if n not in self._down]
+        return [level_of(w.pid) for n, w in enumerate(self.workers) if n not in self.down]
 
-    # -- the run ---------------------------------------------------------------------------------------------------
+    # -- begin and end ------------------------------------------------------------------------------------------------
 
-    def run(self, fault: Callable[["Rig"], None], started: list[int] | None = None) -> Outcome:
-        """Starts everything, breaks and heals, waits for the end, and checks."""
-        begun = time.monotonic()
-        children = len(psutil.Process().children(recursive=True))
-        try:
-            self._begin(started)
-            before = self.levels()
-            flowing = time.monotonic()
-            fault(self)
-            self._recover()
-            if not self.expects_stop:
-                self.rest(max(2.0, self.seconds - (time.monotonic() - flowing)))
-                self._end(before)
-        except (AssertionError, KafkaError, OSError, httpx.HTTPError) as error:
-            self.wrong("run", f"{type(error).__name__}: {error}")
-        finally:
-            self._clean_up()
-        if not self.outcome.wrong.get("run") and not self.expects_stop:  # what didn't end lacks things for certain
-            self._check()
-        left = len(psutil.Process().children(recursive=True)) - children
-        if left > 0:
-            self.wrong("processes left", left)
-        self.outcome.seconds = round(time.monotonic() - begun, 1)
-        self.outcome.right = not self.outcome.wrong
-        return self.outcome
-
-    def _begin(self, started: list[int] | None) -> None:
+    def begin(self, started: list[int] | None) -> None:
+        """Starts all of it, or only some of the workers; returns when results flow."""
         asyncio.run(topics.create(self.kafka.bootstrap, f"{self.prefix}raw", PARTITIONS))
         self.stub.start()
         for number, worker in enumerate(self.workers):
             if started is None or number in started:
                 worker.start()
             else:
-                self._down.add(number)
+                self.down.add(number)
         for number, worker in enumerate(self.workers):
-            if number not in self._down:
+            if number not in self.down:
                 wait_until(worker.ready_times, 60, f"worker ready; see {worker.log}")
         self._guard.start()
         self.load.start()
@@ -302,79 +265,12 @@ class Rig:
         wait_until(lambda: self.results() > STEADY_RESULTS, 60, "results flow")
         say("results flow")
 
-    def _recover(self) -> None:
-        """I5: every partition moves within 60 s."""
-        if self.expects_stop:
-            return
-        healed = time.monotonic()
-        places = [("raw", partition) for partition in range(PARTITIONS)]
-        wait_until(lambda: self.watch.last.at > healed, 30, "the broker answers")
-        first = self.watch.last
-
-        def moved() -> bool:
-            now, then = self.watch.last, first.committed
-            stands = {p: now.committed.get(p, -1) for p in places}
-            return all(stands[p] > then.get(p, 0) or stands[p] >= now.ends.get(p, 0) for p in places)
-
-        wait_until(moved, HEAL_S, "I5: progress on every partition after healing")
-        self.outcome.progress_s = round(time.monotonic() - healed, 1)
-        say(f"healed; every partition moved after {self.outcome.progress_s} s")
-
-    def _end(self, before: list[Level]) -> None:
-        self.load.end()
-        asyncio.run(self.load.flush())
-        wait_until(self._drained, DRAIN_S, "all input is done")
-        self._await_results()
-        if self.compare_levels:
-            self._compare(before)
-        for number in range(len(self.workers)):
-            if number not in self._down:
-                self.stop(number)
-
-    def _drained(self) -> bool:
-        last = self.watch.last
-        return bool(last.ends) and all(
-            last.committed.get(("raw", p), 0) >= last.ends.get(("raw", p), 1) for p in range(PARTITIONS)
-        )
-
-    def _await_results(self) -> None:
-        """All that was asked of models is answered, all windows are out."""
-
-        def there() -> bool:
-            asked = {json.loads(r.value)["event_id"] for r in self.read("model-requests")}
-            ended = {json.loads(r.value)["event_id"] for t in ("ai-results", "manual-review") for r in self.read(t)}
-            rekeyed = {json.loads(r.value)["event_id"] for r in self.read("rekeyed")}
-            clean = {dict(r.headers)["headrace.event-id"].decode() for r in self.read("clean-events")}
-            clean |= {dict(r.headers)["headrace.event-id"].decode() for r in self.read("sink-noise")}
-            return asked <= ended and rekeyed <= clean
-
-        end = time.monotonic() + DRAIN_S
-        quiet = -1
-        while time.monotonic() < end:
-            windows = len(self.read("agg-events"))
-            if there() and windows == quiet:
-                return
-            quiet = windows
-            time.sleep(1.0)  # topics are read whole, so not often
-        self.wrong("not finished", f"no end within {DRAIN_S:.0f} s")
-
-    def _compare(self, before: list[Level]) -> None:
-        """Threads, handles and memory of each worker, against the most that one held before the fault."""
-        for level in self.levels():
-            for what, now, was, more in (
-                ("threads", level.threads, max(b.threads for b in before), LEVEL_THREADS),
-                ("handles", level.handles, max(b.handles for b in before), LEVEL_HANDLES),
-                ("memory_mb", level.memory_mb, max(b.memory_mb for b in before), LEVEL_MB),
-            ):
-                if now > was + more:
-                    self.wrong(f"{what} didn't come back", f"{was} before, {now} after")
-        self.outcome.counts["memory_mb"] = max(level.memory_mb for level in self.levels())
-
-    def _clean_up(self) -> None:
+    def clean_up(self) -> None:
+        """Ends every process and thread, whatever state it is in."""
         self._guarding.set()
         if self._guard.is_alive():
             self._guard.join(10)
-        self._calls = self.stub.get("calls") if self.stub._process is not None else []
+        self.calls = self.stub.get("calls") if self.stub._process is not None else []
         for worker in self.workers:
             if worker.process is not None and worker.process.poll() is None:
                 try:
@@ -388,31 +284,3 @@ class Rig:
         self.stub.kill()
         if self._proxied:
             self.proxy.__exit__()
-
-    def snapshot(self) -> Snapshot:
-        group = f"{self.prefix}headrace"
-        found = {topic: self.read(topic) for topic in TOPICS}
-        if self.held:
-            first = {r.partition: r.offset for r in reversed(found["raw"])}
-            old = [r for r in self.held if r.offset < first.get(r.partition, 1 << 62)]
-            merged = sorted([*old, *found["raw"]], key=lambda r: (r.partition, r.offset))
-            found["raw"] = [r for r in merged if (r.partition, r.offset) not in self.gone]
-        return Snapshot(
-            self.prefix,
-            found,
-            self._calls,
-            {"raw": asyncio.run(topics.committed(self.kafka.bootstrap, group, f"{self.prefix}raw", PARTITIONS))},
-            [] if self.offsets_touched else self.watch.samples,
-            losses=self._losses,
-            reviews_allowed=self.reviews_allowed,
-            rounds=self.rounds,
-            in_flight=CONCURRENCY * BATCH * 2,  # answers on their way to a transaction are as many again
-        )
-
-    def _check(self) -> None:
-        found: Findings = check(self.snapshot())
-        for what, n in found.wrong.items():
-            self.outcome.wrong[what] = self.outcome.wrong.get(what, 0) + n
-        self.outcome.examples |= found.examples
-        self.outcome.counts |= found.counts
-        self.outcome.stall_s = round(longest_stall_s(self.watch.samples), 1)
