@@ -3,6 +3,8 @@
 #   docker build -t headrace .
 #   docker run --rm -e HEADRACE_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 -v headrace:/data headrace
 #   docker run --rm -v headrace:/data --no-healthcheck headrace check
+#   docker run --rm --no-healthcheck -p 127.0.0.1:8080:8080 -e HEADRACE_GATEWAY__HOST=0.0.0.0 \
+#     -e HEADRACE_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 headrace web
 #
 # A headrace.toml of your own: -v ./headrace.toml:/data/headrace.toml:ro
 
@@ -40,7 +42,7 @@ USER headrace
 # State lives here, and headrace.toml is looked for here.
 WORKDIR /data
 VOLUME /data
-EXPOSE 6066
+EXPOSE 6066 8080
 # The worker's own web port. It answers 503 when a partition is stopped.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=4 \
     CMD ["python", "-c", "import os, urllib.request as u; e = os.environ.get; \

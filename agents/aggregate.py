@@ -74,11 +74,11 @@ class WindowStage(Hopping):
         source = self.sources.get(name)
         if source is None:
             bad = Bad(reason="bad-field", field="headrace.source", message="no source of that name is declared")
-            self._bury(out, origin, bad)
+            self._bury(out, record, bad)
             return None
         event = source.read(origin)
         if isinstance(event, Bad):
-            self._bury(out, origin, event)
+            self._bury(out, record, event)
             return None
         at = Received(
             record.topic, record.partition, record.offset, origin.timestamp, record.key, record.value, record.headers
@@ -158,7 +158,7 @@ class WindowStage(Hopping):
 
     def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         message = f"{type(error).__name__} in stage {STAGE}; the log has the traceback"
-        self._bury(batch.out, unwrap(record)[0], Bad(reason="stage-failed", message=message))
+        self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
 
     def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
         out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, STAGE))

@@ -82,9 +82,13 @@ class Hopping(ABC):
         quiet = self._quiet.get(partition)
         if quiet is None:
             quiet = self._quiet[partition] = Quiet(Desk(self.slots, HELD_PANES))
-            for each in self._quiet.values():
-                each.desk.limit = HELD_PANES // len(self._quiet)
+            self._share()
         return quiet
+
+    def _share(self) -> None:
+        """Partitions share the panes that may be held."""
+        for each in self._quiet.values():
+            each.desk.limit = HELD_PANES // len(self._quiet)
 
     # -- input -----------------------------------------------------------------------------------------------------
 
@@ -102,7 +106,8 @@ class Hopping(ABC):
                     out.count("ahead")
                     continue
                 if mark is not None:
-                    mark.high_ms, mark.offset = high_ms, _ = at_ms, record.offset
+                    mark.high_ms = high_ms = at_ms
+                    mark.offset = record.offset
                     for slot in slots:
                         slot.moved(at_ms)
             entity = record.key or event.entity.encode()
@@ -114,7 +119,7 @@ class Hopping(ABC):
                 late = 0
                 if pane_ms <= slot.closes_before_ms:
                     late = missed(pane_ms, aggregate.hop_ms, aggregate.panes, slot.high_ms - aggregate.grace_ms)
-                    self._late(out, record, event, slot, pane_ms, late, -1 if mark is None else mark.offset)
+                    self._late(out, record, event, slot, pane_ms, late, (mark or desk.marks[slot.index]).offset)
                     if late == aggregate.panes:
                         continue
                 place((slot, desk.held(slot, pane_ms, entity), late, event, record.offset, record.timestamp))
@@ -280,6 +285,7 @@ class Hopping(ABC):
 
     def closed(self, lane: Lane) -> None:
         if self._quiet.pop(lane.tp.partition, None) is not None:
+            self._share()
             for aggregate in self.aggregates:
                 metrics.OPEN_PANES.labels(aggregate.name, str(lane.tp.partition)).set(0)
 

@@ -95,7 +95,7 @@ class Desk:
         """Rows of State that every batch needs, as they are and as they are stored."""
 
     def fit(self, view: View, out: Outbox) -> None:
-        """Called before anything else for an outbox: forgets all if the last one wasn't taken over by the lane."""
+        """Called before anything else for an outbox: forgets all if the last isn't the lane's latest (others came between)."""
         local = self._local
         if local is not out.local:
             if local is not None and view.latest is not local:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import aiokafka
 import msgspec
-from aiokafka.errors import KafkaError, ProducerFenced
+from aiokafka.errors import IllegalOperation, KafkaError, ProducerFenced
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
 from app.delivery.outbox import Row, size_of
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
-from app.delivery.transaction import new_producer, write_rows
+from app.delivery.transaction import new_producer, send_rows
 from app.errors import BrokerError
 from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import Settings
@@ -47,7 +47,6 @@ class Marker(msgspec.Struct, kw_only=True):
     letter_ms: int
     """The dead letter's timestamp: another one at this place (the topic was made anew) isn't meant."""
     at_ms: int
-    action: str
     to: str
     attempt: int
 
@@ -132,7 +131,7 @@ class Redrive:
             await self._forget_old(producer)
         except ProducerFenced as error:
             raise BrokerError("another redrive was started meanwhile; this one stopped, nothing is doubled") from error
-        except KafkaError as error:
+        except (KafkaError, IllegalOperation, TimeoutError) as error:
             raise BrokerError(
                 f"the redrive was cut off ({type(error).__name__}); run it again, what was moved stays moved"
             ) from error
@@ -218,23 +217,10 @@ class Redrive:
         for letter in letters:
             place = (letter.topic, self._partition(letter))
             rows.setdefault(place, []).append((letter.key, letter.value, list(letter.headers)))
-            marker = Marker(
-                letter_ms=letter.at_ms, at_ms=now_ms, action="redriven", to=letter.topic, attempt=letter.attempt + 1
-            )
+            marker = Marker(letter_ms=letter.at_ms, at_ms=now_ms, to=letter.topic, attempt=letter.attempt + 1)
             markers.append((letter.position.encode(), _encode(marker), []))
         rows[self._markers, 0] = markers
-        await producer.begin_transaction()
-        try:
-            pending = [
-                each for (topic, p), its in rows.items() for each in (await write_rows(producer, topic, p, its))[0]
-            ]
-            await asyncio.gather(*pending)
-            await producer.commit_transaction()
-        except ProducerFenced:
-            raise  # the other one has settled it
-        except BaseException:
-            await _abort(producer)
-            raise
+        await _write(producer, rows)
         for letter in letters:
             self.tally.moved[group_of(letter)] += 1
         if self._rate:
@@ -258,14 +244,27 @@ class Redrive:
             if offset.isdigit() and int(offset) < starts.get(int(partition), 0):
                 old.append((position.encode(), None, []))
         for at in range(0, len(old), CHUNK_RECORDS):
-            await producer.begin_transaction()
-            futures, _ = await write_rows(producer, self._markers, 0, old[at : at + CHUNK_RECORDS])
-            await asyncio.gather(*futures)
-            await producer.commit_transaction()
+            await _write(producer, {(self._markers, 0): old[at : at + CHUNK_RECORDS]})
+
+
+async def _write(producer: aiokafka.AIOKafkaProducer, rows: dict[tuple[str, int], list[Row]]) -> None:
+    """All of it, or nothing."""
+    await producer.begin_transaction()
+    try:
+        pending = [
+            future for (topic, p), its in rows.items() for future in (await send_rows(producer, topic, p, its))[0]
+        ]
+        await asyncio.gather(*pending)
+        await producer.commit_transaction()
+    except ProducerFenced:
+        raise  # the other one has settled it
+    except BaseException:
+        await _abort(producer)
+        raise
 
 
 async def _abort(producer: aiokafka.AIOKafkaProducer) -> None:
     try:
         await producer.abort_transaction()
-    except KafkaError as error:  # the broker aborts it when the next run starts its producer
+    except (KafkaError, IllegalOperation) as error:  # the broker aborts it when the next run starts its producer
         log.warning("the transaction could not be aborted (%s)", type(error).__name__)

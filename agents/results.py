@@ -24,7 +24,6 @@ PACKED_BYTES = 256 << 10
 """Results of a batch share changelog records of this size: well below what a topic takes."""
 
 _pack = msgspec.msgpack.Encoder().encode
-_size = msgspec.msgpack.Decoder(Size).decode
 
 
 class Results:
@@ -103,8 +102,10 @@ class _Oldest(Expiry):
         """Reads through the outbox: the same transaction may hold newer results and another size."""
         through = Rows(view, out)
         raw = through.get_raw(SIZE, [TOTAL])[0]
-        total = Size() if raw is None else _size(raw)
+        total = Size() if raw is None else SIZE.decode(raw)
         for record, packed in self._old(view, out.now_ms):
+            if record in out.local and out.local[record] is None:
+                continue  # removed by an earlier work of this transaction
             rows = KEPT.unpack(packed)
             out.expire_packed(KEPT, record, packed, through.get_raw(KEPT, [key for key, _ in rows]))
             total.bytes = max(0, total.bytes - len(packed))

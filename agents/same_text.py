@@ -44,6 +44,11 @@ class SameText:
         self._asking: dict[Question, tuple[Open, list[Open]]] = {}
         self._questions: dict[Open, Question] = {}
 
+    def use(self, settings: ClassifySettings) -> None:
+        """Takes other settings; what is kept is judged by them."""
+        self.settings = settings
+        self.expiry.horizon_ms = int(settings.cache_age_s * 1000)
+
     @staticmethod
     def question(request: ModelRequest, prompts: PromptBuilder, chain: Chain) -> Question:
         """What is asked, so that equal questions are equal. Fields are extracted from the very text, case and all."""

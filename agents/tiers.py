@@ -116,7 +116,7 @@ class Tiers:
         def switch() -> None:
             old, self._client, self.settings = self._client, client, settings
             self.tasks = {task.name: task for task in settings.tasks}
-            self.same.settings = settings.classify
+            self.same.use(settings.classify)
             pools, self._deep = list(self._deep.values()), {}
             waiting = [open_ for pool in (self._light, *pools) for open_ in pool.take()] + self._held.all()
             for open_ in waiting:
@@ -246,13 +246,14 @@ class Tiers:
 
     def _over_budget(self, open_: Open, error: OverBudget) -> None:
         """The day's money is spent: by the task's policy."""
-        policy = self.settings.over_budget(open_.item.request.task)
+        task = open_.item.request.task
+        policy = self.settings.over_budget(task)
         if open_.done:
             return
         if policy == "wait":
             open_.item.due_ms = now_ms() + BUDGET_WAIT_MS  # in memory only: a restart asks at once
             self._held.put(open_)
-        elif policy == "light" and self.settings.light.enabled:
+        elif policy == "light" and task in self.tasks and self._has_light(task):
             open_.over_budget = True
             self._light.put(open_)
         else:

@@ -93,7 +93,7 @@ class Upstream:
     def __init__(
         self, settings: Settings, stage: str, sources: list[str], aggregates: list[Aggregate], *, hop: bool
     ) -> None:
-        self.stage, self.sources, self.aggregates, self.hop = stage, sources, aggregates, hop
+        self.stage, self.sources, self.hop = stage, sources, hop
         self.topic = settings.topic("window-events" if aggregates else "rekeyed")
         self.idle_s = settings.windows.idle_s
         self.max_ahead_ms = round(settings.windows.max_ahead_s * 1000)

@@ -34,13 +34,13 @@ class WindowChain(Hopping):
 
     def take(self, batch: Batch, taken: Taken) -> None:
         """Adds events to their windows and closes what they make due."""
-        if not taken:
-            return
         view, out, quiet = batch.state, batch.out, self._of(batch.partition)
-        quiet.takes += 1
-        quiet.since, quiet.base_ms = time.monotonic(), None
         desk = quiet.desk
         desk.fit(view, out)
+        if not taken:
+            return
+        quiet.takes += 1
+        quiet.since, quiet.base_ms = time.monotonic(), None
         mark = self._at(view, out, quiet)
         before = mark.high_ms
         placed = self._place(out, desk, taken, mark)

@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_extract", "closed", "why_wrong"]
+__all__ = ["LABEL_KEYS", "NUMBER_KEYS", "check_extract", "closed", "why_wrong"]
 
-RESERVED = frozenset({"category", "label", "answer", "class", "c", "number", "id", "n", "no", "item", "index"})
-"""Names by which the category or an item's number is read from answers."""
+NUMBER_KEYS = ("number", "id", "n", "no", "item", "index")
+LABEL_KEYS = ("category", "label", "answer", "class", "c")
+"""Names, in any case, by which an item's number and its category are read from answers: no field can have them."""
 
 
 def check_extract(task: str, schema: Mapping[str, Any]) -> None:
@@ -26,7 +27,7 @@ def check_extract(task: str, schema: Mapping[str, Any]) -> None:
     properties = schema.get("properties")
     if schema.get("type", "object") != "object" or not isinstance(properties, dict) or not properties:
         raise ValueError(f"task {task}, extract: an object with properties is needed")
-    if taken := sorted(RESERVED & properties.keys()):
+    if taken := sorted(name for name in properties if name.casefold() in (*NUMBER_KEYS, *LABEL_KEYS)):
         raise ValueError(f"task {task}, extract: a field can't be called {taken[0]!r}; give it another name")
     if "$ref" in json.dumps(schema):
         raise ValueError(f"task {task}, extract: $ref isn't taken; write the schema out")

@@ -14,7 +14,7 @@ __all__ = ["web"]
 
 @cli.command("web", short_help="Serve the gateway: events in, results out, over HTTP.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Instead of gateway.port. 0: any free one.")
-@click.option("--only", type=click.Choice(["gateway"]), help="The gateway is what there is.")
+@click.option("--only", type=click.Choice(["gateway"]), help="For deployments that name the part; it is the only one.")
 def web(port: int | None, only: Literal["gateway"] | None) -> None:
     """Serve the gateway until Ctrl-C or SIGTERM. Any number may run behind a balancer.
 

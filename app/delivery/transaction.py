@@ -17,7 +17,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.delivery.stage import Stage
 
-__all__ = ["Transaction", "new_producer", "write_rows"]
+__all__ = ["Transaction", "new_producer", "send_rows"]
 
 MAX_BATCH_BYTES = 1_000_000
 """Of one record batch: brokers refuse one above message.max.bytes (1,048,588 by default)."""
@@ -107,17 +107,17 @@ class Transaction:
                 continue
             targets = {where: rows} if where is not None else stage.delivery.by_partition(topic, rows, partition)
             for target, its in targets.items():
-                sent, _ = await write_rows(producer, topic, target, its)
+                sent, _ = await send_rows(producer, topic, target, its)
                 futures += sent
         return futures
 
     async def _send_changelog(self, producer: Any, topic: str, partition: int) -> tuple[list[Any], int]:
         """Sends the State changes; returns the futures and how many records the last batch holds."""
         rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
-        return await write_rows(producer, topic, partition, rows)
+        return await send_rows(producer, topic, partition, rows)
 
 
-async def write_rows(producer: Any, topic: str, partition: int, rows: list[Row]) -> tuple[list[Any], int]:
+async def send_rows(producer: Any, topic: str, partition: int, rows: list[Row]) -> tuple[list[Any], int]:
     """Fills record batches and hands them to the producer.
 
     The builder inside aiokafka's BatchBuilder is called directly: its own append costs three times the work it does.

@@ -69,12 +69,12 @@ class DeepClassifier:
         self._llm = settings.llm
         self._prompts = {task.name: PromptBuilder(task, settings.llm) for task in settings.tasks}
         self._sources = {settings.source_topic(source): source.name for source in settings.sources}
-        gates = {provider.settings.base_url: provider.gate for provider in before.providers} if before else {}
+        gates = {(p.name, p.settings.base_url): p.gate for p in before.providers} if before else {}
         self.providers: Chain = tuple(
             Provider(
                 each, settings.llm, client=None if number else client, clock=clock, sleep=sleep, rng=rng,
                 recovered=recovered,
-                purse=purse, ledger=ledger, gate=gates.get(each.base_url),
+                purse=purse, ledger=ledger, gate=gates.get((each.name, each.base_url)),
             )
             for number, each in enumerate(settings.llm.chain())
         )  # fmt: skip

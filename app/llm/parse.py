@@ -14,6 +14,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from app.settings_extract import LABEL_KEYS, NUMBER_KEYS
+
 __all__ = ["Fields", "parse_answers", "parse_with_fields"]
 
 Fields = dict[str, object]
@@ -21,8 +23,6 @@ Fields = dict[str, object]
 END_MARKS = " \t\r\n.,;:!?*`'\"()[]<>。，；：！？、“”‘’「」《》（）【】"
 """What models put around a label."""
 
-NUMBER_KEYS = ("number", "id", "n", "no", "item", "index")
-LABEL_KEYS = ("category", "label", "answer", "class", "c")
 
 _THOUGHT = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _THOUGHT_END = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)

@@ -69,6 +69,11 @@ class KeyRing:
         else:
             self.keys[key_id] = key
 
+    def holds(self, key_id: str) -> bool:
+        """The key is still there and not revoked: asked by what began with it and goes on."""
+        key = self.keys.get(key_id)
+        return key is not None and not key.revoked_ms
+
     def find(self, token: str) -> ApiKey | None:
         """The key that a token is of, unless it is unknown or revoked."""
         match = _TOKEN.fullmatch(token)

@@ -125,10 +125,10 @@ def shop(seconds: float, rate: float, model: Model, say: Say) -> list[dict[str, 
         )
         deep_all = (head + first + "[[tasks.rules]]" + rest).partition("[[aggregates]]")[0]
         for name, config, more in (("one by one", deep_all, ONE_BY_ONE), ("tiers", "", {})):
-            steady = rate if name == "tiers" else 0.0
             row = _measure(
-                name, kafka, folder / name.replace(" ", "-"), config, "raw-events", sent, model, more, steady
-            )
+                name, kafka, folder / name.replace(" ", "-"), config, "raw-events", sent, model, more, say,
+                rate=rate if name == "tiers" else 0.0,
+            )  # fmt: skip
             row.pop("categories")
             rows.append(_finished(row, rows, say))
     return rows

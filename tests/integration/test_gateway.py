@@ -113,7 +113,7 @@ async def test_without_a_broker_it_lives_and_refuses_in_time(tmp_path: Path) -> 
 async def test_sigterm_lets_a_running_request_end_and_then_nobody_in(
     kafka: EmbeddedKafka, tmp_path: Path, prefix: str
 ) -> None:
-    process = WebProcess(tmp_path, environment(kafka.bootstrap, prefix, HEADRACE_GATEWAY__DRAIN_S="1")).start()
+    process = WebProcess(tmp_path, environment(kafka.bootstrap, prefix, HEADRACE_GATEWAY__DRAIN_S="3")).start()
     try:
         token = await process.key("produce")
         told, go_on = asyncio.Event(), asyncio.Event()

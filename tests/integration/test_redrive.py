@@ -9,6 +9,7 @@ from typing import Any
 
 import aiokafka
 import pytest
+from aiokafka.errors import IllegalOperation
 
 from agents.redrive import Redrive
 from app.broker.kafka import EmbeddedKafka
@@ -167,3 +168,18 @@ async def test_the_command_shows_what_would_move_and_then_moves_it(settings: Set
     assert await moved(settings) == []
     assert "moved 5" in (await command("--reason", "bad-time", "--yes")).splitlines()[-1]
     assert len(await moved(settings)) == 5
+
+
+async def test_a_producer_that_left_its_transaction_is_told_of_as_a_cut(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bury(settings, [b'{"event_id":"e1"}'])
+
+    async def left(producer: Any) -> None:
+        raise IllegalOperation("Not in the middle of a transaction")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aiokafka.AIOKafkaProducer, "commit_transaction", left)
+        with pytest.raises(BrokerError, match="cut off"):
+            await redrive(settings).run()
+    assert (await redrive(settings).run()).moved.total() == 1

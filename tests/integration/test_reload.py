@@ -62,7 +62,7 @@ async def says(worker: Worker, text: str, times: int = 1) -> None:
 
 
 async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_nothing(fleet: Fleet) -> None:
-    async with ModelServer(latency_ms=400) as server:
+    async with ModelServer(latency_ms=1500) as server:
         worker = fleet.worker(config(server.base_url, FIRST, "first", "early"))
         path = Path(worker.env["HEADRACE_CONFIG"])
         template = path.with_name("prompt.txt")
@@ -73,6 +73,7 @@ async def test_new_prompt_categories_and_rules_are_taken_and_a_bad_file_changes_
         await until(lambda: has(fleet, 40), 90, "some results by the first prompt")
         path.write_text(config(server.base_url, SECOND, "second", "late"))
         await says(worker, "headrace.toml is taken")
+        server.latency_ms = 400
         server.by_text.update({f"please cancel my order ({n})": "other" for n in range(400)})
         server.by_text.update({f"我要修改订单 ({n})": "other" for n in range(400)})
         await until(lambda: has(fleet, 300), 60, "all results")

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agents.aggregate import STAGE
 from app.logic.progress import Said, joined
+from app.logic.redrive import examine
 from app.settings import Settings
 from tests.helpers.pipeline import NOW_MS, Pipeline, clocked
 from tests.helpers.windows import Given, comparable, recompute
@@ -177,3 +179,14 @@ def test_event_time_of_several_partitions() -> None:
 def test_event_time_of_several_never_passes_the_slowest_that_is_awake(origins: str) -> None:
     said = {"a": Said(100), "b": Said(70), "c": Said(500, 900), "d": Said(40, 600)}
     assert joined(origins, said).high_ms == 70
+
+
+def test_what_the_stage_cannot_read_goes_back_to_the_stage_and_not_before_the_duplicate_check() -> None:
+    with clocked():
+        pipeline = Pipeline(declared(), PARTITIONS)
+        pipeline.append("window-events", 0, b"u1", b"{}", [("headrace.source", b"nobody")])
+        pipeline.settle()
+        (dead,) = pipeline.of("dead-letter")
+    letter = examine(dead, {"window-events", "x"})
+    assert (letter.stage, letter.topic, letter.topic_partition) == (STAGE, "window-events", 0)
+    assert (letter.key, letter.value) == (b"u1", b"{}")

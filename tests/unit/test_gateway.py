@@ -211,6 +211,28 @@ async def test_a_request_that_failed_may_be_repeated_with_its_idempotency_key() 
     assert (again.status_code, "idempotency-replayed" in again.headers) == (202, False)
 
 
+async def test_a_list_of_which_a_part_is_not_known_to_be_stored_may_be_repeated_with_its_idempotency_key() -> None:
+    app, writer = gateway_app()
+    writer.failing = {"e2": KafkaTimeoutError()}
+    headers, body = {**JSON, "idempotency-key": "k1"}, json.dumps([an_event("e1"), an_event("e2")]).encode()
+    async with client(app, "produce") as http:
+        first = await http.post("/v1/events", content=body, headers=headers)
+        writer.failing = {}
+        again = await http.post("/v1/events", content=body, headers=headers)
+    assert (first.status_code, "retry-after" in first.headers) == (207, True)
+    assert (again.status_code, "idempotency-replayed" in again.headers) == (202, False)
+
+
+async def test_attributes_in_headers_are_part_of_what_an_idempotency_key_stands_for() -> None:
+    app, writer = gateway_app()
+    said = {**JSON, "ce-specversion": "1.0", "ce-source": "s", "ce-type": "t", "idempotency-key": "k1"}
+    async with client(app, "produce") as http:
+        first = await http.post("/v1/events", content=b'{"a":1}', headers={**said, "ce-id": "1"})
+        other = await http.post("/v1/events", content=b'{"a":1}', headers={**said, "ce-id": "2"})
+    assert (first.status_code, other.status_code) == (202, 422)
+    assert len(writer.rows) == 1
+
+
 async def test_a_key_that_sent_too_much_waits_and_is_told_how_long() -> None:
     app, _ = gateway_app(rate_per_s=10.0, burst_s=1.0)
     body = json.dumps([an_event(f"e{n}") for n in range(40)]).encode()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from app.settings import load
 from app.web.gateway import live
 from app.web.gateway.live import BadPlace, Filter, Filtered, Live, Reader, SlowReader, read_place, write_place
+from app.web.gateway.streams import _gone, _offers, _RevokedError
+from app.web.keys import new_key
 from tests.helpers.asgi import client, gateway_app
 
 ANY = Filter()
@@ -177,3 +180,34 @@ async def test_requests_for_streams_are_checked_before_one_begins() -> None:
         assert (reply.status_code, reply.json()["reason"]) == (422, "bad-last-id")
         reply = await http.get("/v1/results")
         assert (reply.status_code, "retry-after" in reply.headers) == (429, True)
+
+
+async def test_a_revoked_key_ends_the_stream_that_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, _ = gateway_app()
+    gateway = app.state.gateway
+    _, key = new_key(["read"], "test", 0)
+    gateway.ring.keys[key.id] = key
+
+    async def nothing(reader: Any) -> AsyncIterator[Any]:
+        for each in ():
+            yield each
+
+    monkeypatch.setattr(gateway.live, "catch_up", nothing)
+    monkeypatch.setattr("app.web.gateway.streams.LOOK_S", 0.01)
+    reader = Reader(ANY, {0: 0}, 3)
+    reader.offer(0, 1, RESULT, Filtered())
+    offers = _offers(gateway, key.id, reader)
+    assert (await anext(offers)).place == "0-1"
+    gateway.ring.keys[key.id] = msgspec.structs.replace(key, revoked_ms=1)
+    with pytest.raises(_RevokedError):
+        await anext(offers)
+
+
+async def test_a_client_that_has_gone_is_asked_nothing_more() -> None:
+    messages = [{"type": "websocket.receive"}, {"type": "websocket.disconnect"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    await _gone(receive, "websocket.disconnect")
+    assert messages == []

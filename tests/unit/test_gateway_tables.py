@@ -140,7 +140,7 @@ async def test_a_result_that_is_not_there_is_waited_for_as_long_as_asked() -> No
     async with client(app, "read") as http:
         assert (await http.get("/v1/results/e1")).json()["reason"] == "no-result"
         asked = len(workers.asked)
-        assert (await http.get("/v1/results/e1?wait=0.3")).status_code == 404
+        assert (await http.get("/v1/results/e1?wait=1")).status_code == 404
         assert len(workers.asked) - asked >= 3
         workers.owned["w0"][partition]["e1"] = '{"category": "order"}'
         reply = await http.get("/v1/results/e1?wait=30")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(30)
 
 TEXTS = ["I was charged twice", "where is my parcel", "please cancel my order", "hello"]
 RIGHT = [ms.category_of(text) for text in TEXTS]
+RIGHT_OF_A = ms.category_of("a")
 
 
 def request(text: str, marks: tuple[str, ...] = (), topic: str = "raw-events") -> ModelRequest:
@@ -234,3 +235,14 @@ async def test_a_wait_that_a_server_asked_for_goes_on_when_settings_change() -> 
         assert isinstance(error, NotNow)
         assert error.retry_after_s == pytest.approx(60, abs=5)
         assert len(server.calls) == 1
+
+
+async def test_two_providers_at_one_server_keep_a_wait_each_when_settings_change() -> None:
+    async with servers(1) as (server,):
+        both = settings(server, server)
+        async with chain(both) as deep:
+            server.script(mf.status(429, retry_after="60"))
+            assert answered(await ask(deep, request("a"))) == [("p1", RIGHT_OF_A)]
+            async with chain(both, before=deep) as changed:
+                assert answered(await ask(changed, request("b"))) == [("p1", RIGHT_OF_A)]
+        assert [call.body["model"] for call in server.calls] == ["m0", "m1", "m1"]

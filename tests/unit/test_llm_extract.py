@@ -150,6 +150,7 @@ def test_whole_objects_of_a_cut_answer_stand() -> None:
     [
         ({"type": "array"}, "an object with properties is needed"),
         ({"properties": {"category": {}}}, "can't be called 'category'"),
+        ({"properties": {"ID": {}}}, "can't be called 'ID'"),
         ({"properties": {"a": {"type": "txt"}}}, "no JSON Schema"),
         ({"properties": {"a": {"$ref": "#/x"}}}, r"\$ref isn't taken"),
     ],

@@ -194,7 +194,7 @@ async def test_calls_wait_for_their_minute_and_every_event_is_answered() -> None
     async with ms.ModelServer() as server:
         answers = await ask(settings(server.base_url, 1.0, requests_per_minute=6, json_schema=False), 16)
         assert [type(each) for each in answers] == [Answer] * 16
-        assert most_in_a_minute([(call.at, 1) for call in server.calls], 0.95) <= 6
+        assert most_in_a_minute([(call.at, 1) for call in server.calls], 0.6) <= 6
 
 
 async def test_tokens_a_minute_bound_what_the_server_counts() -> None:
@@ -203,7 +203,7 @@ async def test_tokens_a_minute_bound_what_the_server_counts() -> None:
         answers = await ask(settings(server.base_url, 1.0, tokens_per_minute=1300), 5)
         assert [type(each) for each in answers] == [Answer] * 5
         per_call = server.tokens / len(server.calls)
-        assert most_in_a_minute([(call.at, per_call) for call in server.calls], 0.95) <= 1300
+        assert most_in_a_minute([(call.at, per_call) for call in server.calls], 0.6) <= 1300
         assert metrics.QUOTA_WAITS.labels("main")._value.get() > waits
 
 

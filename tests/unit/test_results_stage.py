@@ -134,3 +134,15 @@ def test_a_result_that_comes_while_its_old_record_expires_stays(stage: tuple[Res
     state.apply(out)
     assert state.get(KEPT, b"a").result == b"2"
     assert state.counted[0] == state.counted[1]
+
+
+def test_two_removals_in_one_transaction_count_once(stage: tuple[Results, Held]) -> None:
+    logic, state = stage
+    take(stage, 0, {"a": b"1"})
+    take(stage, 1, {"b": b"1" * 50}, NOW_MS + 86_400_000)
+    out = Outbox(NOW_MS + 86_400_000 + 700_000)
+    for _ in range(2):
+        logic.expiry._remove(state, out)  # type: ignore[arg-type]  # all that is read of a View
+    state.apply(out)
+    assert state.keys == {b"b"}
+    assert state.counted[0] == state.counted[1] > 0

@@ -82,6 +82,7 @@ def test_an_event_of_long_ago_is_late_and_told_which_windows_it_missed(clock: An
     first = (at_ms // 30_000 - 1) * 30_000
     assert headers["headrace.windows"] == b"%d,%d" % (first, first + 30_000)
     assert headers["headrace.origin"] == b"x/0/1"
+    assert int(headers["headrace.watermark-by"]) >= 0
     assert pipeline.counts["late", "agg"] == 1
     assert {window["events"] for window in ended(pipeline, clock)} == {1}
 

@@ -28,6 +28,7 @@ router = APIRouter(prefix="/v1", tags=["events"], route_class=Direct)
 
 _json = msgspec.json.Encoder().encode
 
+RETRY_AFTER = "Retry-After"
 UNKNOWN = "not known to be stored: send it again with the same id, a copy is dropped"
 
 
@@ -87,15 +88,17 @@ async def _answer(
             400, "bad-field", f"Idempotency-Key has 1 to {MAX_NAME_CHARS} characters", field="idempotency-key"
         )
     name = digest(key.id.encode(), given.encode("utf-8", "surrogateescape"))
-    asked = digest(intake.source.name.encode(), request.headers.get("content-type", "").encode(), body)
+    said = sorted(f"{n}:{v}" for n, v in _headers(request).items() if n == "content-type" or n.startswith("ce-"))
+    asked = digest(intake.source.name.encode(), *[each.encode() for each in said], body)
     kept: Reply | None = gateway.replies.begin(name, asked)
     if kept is not None:
         return kept.status, kept.content, {"Idempotency-Replayed": "true"}
-    status, content = 0, b""
+    status, content, headers = 0, b"", dict[str, str]()
     try:
         status, content, headers = await _store(request, gateway, key, intake, body)
     finally:
-        stored = gateway.replies.end(name, status, content)
+        # What isn't known to be stored is to be sent again: such a reply stands for nothing.
+        stored = gateway.replies.end(name, 0 if RETRY_AFTER in headers else status, content)
     if stored is not None:
         try:
             await gateway.writer.send_aside(gateway.replies_topic, name, stored)
@@ -148,17 +151,18 @@ def _single(parsed: Parsed, outcome: Outcome) -> tuple[int, bytes, dict[str, str
 
 def _list(outcomes: list[Outcome]) -> tuple[int, bytes, dict[str, str]]:
     accepted = sum(1 for outcome in outcomes if outcome.status == 202)
+    again = any(outcome.status == 503 for outcome in outcomes)
     if accepted == len(outcomes):
         status = 202
     elif accepted:
         status = 207
     else:
-        status = 503 if any(outcome.status == 503 for outcome in outcomes) else 400
+        status = 503 if again else 400
     body = Outcomes(accepted, len(outcomes) - accepted, outcomes)
+    headers = {RETRY_AFTER: str(RETRY_AFTER_S)} if again else {}
     if accepted:
-        return status, _json(body), {}
-    first: Any = next(outcome for outcome in outcomes if (outcome.status == 503) == (status == 503))
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+        return status, _json(body), headers
+    first: Any = next(outcome for outcome in outcomes if (outcome.status == 503) == again)
     raise Problem(
         status, first.reason, f"none of {len(outcomes)} events was stored; the first: {first.detail}",
         field=first.field, headers=headers, items=msgspec.to_builtins(outcomes),

@@ -6,7 +6,7 @@ An id is a place in the stream. SSE: the browser sends it back as `Last-Event-ID
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
@@ -43,12 +43,12 @@ router = APIRouter(prefix="/v1", tags=["results"], route_class=Direct)
 @router.get("/results", summary="Results as they come", dependencies=[need("read")], openapi_extra=GET_STREAM)
 async def get_results(request: Request) -> Response:
     """Server-sent events. Each has an id; a client that comes back with `Last-Event-ID` goes on behind it."""
-    admitted(request, "read")
+    key = admitted(request, "read")
     gateway = gateway_of(request)
     wanted, place = _asked(request, gateway, request.headers.get("last-event-id", ""))
     if gateway.live.readers >= gateway.settings.gateway.max_streams:
         raise Problem(429, "busy", "too many streams (gateway.max_streams)", headers={"Retry-After": "5"})
-    return _Events(gateway, wanted, place)
+    return _Events(gateway, key.id, wanted, place)
 
 
 @router.websocket("/results")
@@ -56,7 +56,7 @@ async def results_socket(socket: WebSocket) -> None:
     """The same over a WebSocket. The key is in the header Authorization; a refusal closes it with code 1008."""
     gateway = gateway_of(socket)
     try:
-        admitted(socket, "read")
+        key = admitted(socket, "read")
         wanted, place = _asked(socket, gateway, "")
     except Problem as problem:
         await socket.accept()
@@ -69,7 +69,9 @@ async def results_socket(socket: WebSocket) -> None:
     await socket.accept()
     with contextlib.suppress(WebSocketDisconnect):
         # What the client sends is read and dropped, so that its close is seen.
-        await _until_one_ends(_send_results(socket, gateway, wanted, place), _read_away(socket))
+        await _until_one_ends(
+            _send_results(socket, gateway, key.id, wanted, place), _gone(socket.receive, "websocket.disconnect")
+        )
 
 
 async def _until_one_ends(*sides: Coroutine[Any, Any, None]) -> None:
@@ -90,17 +92,16 @@ async def _until_one_ends(*sides: Coroutine[Any, Any, None]) -> None:
             raise outcome
 
 
-async def _read_away(socket: WebSocket) -> None:
-    while True:
-        await socket.receive()
+class _RevokedError(Exception):
+    """The key with which the stream began isn't one any more."""
 
 
-async def _send_results(socket: WebSocket, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
+async def _send_results(socket: WebSocket, gateway: Gateway, key_id: str, wanted: Filter, place: Place | None) -> None:
     limits = gateway.settings.gateway
     code, why = GOING_AWAY, "stopping"
     try:
         async with gateway.live.reading(wanted, place) as reader:
-            async for offered in _offers(gateway, reader):
+            async for offered in _offers(gateway, key_id, reader):
                 text = _message(offered, reader)
                 async with asyncio.timeout(limits.send_timeout_s):
                     await socket.send_text(text)
@@ -108,6 +109,8 @@ async def _send_results(socket: WebSocket, gateway: Gateway, wanted: Filter, pla
         code, why = SLOW, "slow reader"
     except NotReachable:
         code, why = TRY_AGAIN_LATER, "Kafka isn't reachable"
+    except _RevokedError:
+        code, why = POLICY, "unknown-key"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1):
             await socket.close(code, why)
@@ -121,18 +124,23 @@ def _message(offered: Offered | None, reader: Reader) -> str:
     return f'{{"id":"{offered.place}","result":{offered.value.decode("utf-8", "replace")}}}'
 
 
-async def _offers(gateway: Gateway, reader: Reader) -> Any:
+async def _offers(gateway: Gateway, key_id: str, reader: Reader) -> Any:
     """Results, and None every keep_alive_s without any; ends when the gateway stops.
 
     Raises:
         SlowReader: more waits than the reader may keep.
         NotReachable: Kafka went away while it caught up.
+        _RevokedError: the key was revoked.
     """
     async for offered in gateway.live.catch_up(reader):
+        if not gateway.ring.holds(key_id):
+            raise _RevokedError
         yield offered
     quiet_s = 0.0
     while not gateway.draining:
         found = await reader.take(LOOK_S)
+        if not gateway.ring.holds(key_id):
+            raise _RevokedError
         quiet_s = 0.0 if found is not None else quiet_s + LOOK_S
         if found is not None:
             yield found
@@ -172,26 +180,28 @@ class _Events(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, gateway: Gateway, wanted: Filter, place: Place | None) -> None:
+    def __init__(self, gateway: Gateway, key_id: str, wanted: Filter, place: Place | None) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._gateway, self._wanted, self._place = gateway, wanted, place
+        self._gateway, self._key_id, self._wanted, self._place = gateway, key_id, wanted, place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _until_one_ends(self._send(send), _gone(receive))
+        await _until_one_ends(self._send(send), _gone(receive, "http.disconnect"))
 
     async def _send(self, send: Send) -> None:
         last = b""
         try:
             await self._write(send, b"retry: 2000\n\n")
             async with self._gateway.live.reading(self._wanted, self._place) as reader:
-                async for offered in _offers(self._gateway, reader):
+                async for offered in _offers(self._gateway, self._key_id, reader):
                     await self._write(send, _event(offered, reader))
         except SlowReader:
             last = b'event: closed\ndata: {"code":4408,"reason":"slow reader"}\n\n'
         except NotReachable:
             last = b'event: closed\ndata: {"code":1013,"reason":"Kafka is not reachable"}\n\n'
+        except _RevokedError:
+            last = b'event: closed\ndata: {"code":1008,"reason":"unknown-key"}\n\n'
         except TimeoutError:
             return  # it takes nothing at all: the connection is closed without a word
         await self._write(send, last, more=False)
@@ -212,7 +222,7 @@ def _event(offered: Offered | None, reader: Reader) -> bytes:
     return b"id: " + offered.place.encode() + b"\nevent: result\ndata: " + data + b"\n\n"
 
 
-async def _gone(receive: Receive) -> None:
-    message: Mapping[str, Any] = {}
-    while message.get("type") != "http.disconnect":
-        message = await receive()
+async def _gone(receive: Receive, word: str) -> None:
+    """Reads, and drops, until the client has gone: `word` is the message that says so."""
+    while (await receive())["type"] != word:
+        pass

@@ -168,7 +168,7 @@ class Writer:
             self._producer = None
 
     async def send_aside(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        """Writes one record that no reply waits for.
+        """Writes one record beside the events.
 
         Raises:
             KafkaError: it isn't known to be stored.

@@ -116,7 +116,7 @@ def _outcomes(found: Findings, snap: Snapshot, truth: Truth) -> None:
         place = (each["source"]["partition"], each["source"]["offset"])
         if place not in event.places or (event.keyed and place != event.place):
             found.add("result of another record", each)
-    counts = Counter("deep" if each["tier"] == "deep" else each["tier"] for each in results)
+    counts = Counter(each["tier"] for each in results)
     found.counts |= {f"results_{tier}": n for tier, n in counts.items()} | {"reviews": len(reviews)}
 
 
