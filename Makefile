@@ -10,7 +10,7 @@ DEPS := pyproject.toml constraints.txt
 # Each has a Kafka of its own; most tests wait more than they work.
 TEST_JOBS ?= 2
 
-.PHONY: help install run test check-all lint format typecheck cov chaos chaos-checks bench image clean
+.PHONY: help install run test lint format typecheck chaos chaos-checks bench image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -6,6 +6,7 @@ partitions that events come from have said; it moves at the records in which the
 
 from collections.abc import Mapping
 
+from agents.dead import bury, failed
 from agents.hopping import Hopping, Quiet
 from agents.panes import Placed
 from agents.rows import Rows
@@ -15,7 +16,6 @@ from app.delivery.lane import Lane, Work
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
-from app.logic.dead import dead_headers
 from app.logic.progress import Progress, Said, joined, progress_of
 from app.logic.rekey import unwrap
 from app.settings import Settings
@@ -74,11 +74,11 @@ class WindowStage(Hopping):
         source = self.sources.get(name)
         if source is None:
             bad = Bad(reason="bad-field", field="headrace.source", message="no source of that name is declared")
-            self._bury(out, record, bad)
+            bury(out, self.dead_topic, record, bad, STAGE)
             return None
         event = source.read(origin)
         if isinstance(event, Bad):
-            self._bury(out, record, event)
+            bury(out, self.dead_topic, record, event, STAGE)
             return None
         at = Received(
             record.topic, record.partition, record.offset, origin.timestamp, record.key, record.value, record.headers
@@ -157,12 +157,7 @@ class WindowStage(Hopping):
     # -- what can't be read ----------------------------------------------------------------------------------------
 
     def dead(self, batch: Batch, record: Record, error: Exception) -> None:
-        message = f"{type(error).__name__} in stage {STAGE}; the log has the traceback"
-        self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
-
-    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
-        out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, STAGE))
-        out.count("dead", bad.reason)
+        bury(batch.out, self.dead_topic, record, failed(error, STAGE), STAGE)
 
 
 def declare(app: App, sources: Mapping[str, Source]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from agents.dead import bury, failed
 from app import metrics
 from app.core import App, add_stage
 from app.delivery.lane import Lane
@@ -24,7 +25,6 @@ from app.delivery.state import View
 from app.kafka import client_kwargs
 from app.llm.budget import LATE_MS, Account, Request, Terms, free_in_ms, grant, settle, terms_of, turn
 from app.llm.purse import Purse
-from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Bad
 from tables.accounts import ACCOUNTS, account_key
@@ -97,7 +97,7 @@ class Budget:
             try:
                 request = _read(record.value or b"")
             except msgspec.MsgspecError as error:
-                self._bury(batch.out, record, Bad(reason="bad-request", message=str(error)))
+                bury(batch.out, self.dead_topic, record, Bad(reason="bad-request", message=str(error)), "budget")
                 continue
             key = account_key(request.account, request.day)
             account = accounts.get(key) or batch.state.get(ACCOUNTS, key) or Account()
@@ -137,12 +137,7 @@ class Budget:
             )
 
     def dead(self, batch: Batch, record: ConsumerRecord[bytes, bytes], error: Exception) -> None:
-        message = f"{type(error).__name__} in stage budget; the log has the traceback"
-        self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
-
-    def _bury(self, out: Outbox, record: ConsumerRecord[bytes, bytes], bad: Bad) -> None:
-        out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, "budget"))
-        out.count("dead", bad.reason)
+        bury(batch.out, self.dead_topic, record, failed(error, "budget"), "budget")
 
     def tick(self, lane: Lane, now_ms: int) -> None:
         if now_ms >= self._next_ms.get(lane, 0):

@@ -11,17 +11,16 @@ import msgspec
 
 from agents import budget
 from agents.budget import KafkaBank
+from agents.dead import bury, failed
 from agents.expiry import Expiry
 from agents.open_items import OpenItems
 from agents.tiers import Tiers
 from app import metrics
 from app.core import App, add_stage
 from app.delivery.lane import Lane
-from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.llm.budget import terms_of
 from app.llm.purse import Purse
-from app.logic.dead import dead_headers
 from app.settings import Settings
 from models.events import Bad, ModelRequest, Record
 from tables.open_work import ANSWERED, CACHE, OPEN, OpenItem, open_key
@@ -51,17 +50,12 @@ class Classify:
                 if request.task not in self.tiers.tasks:
                     raise msgspec.ValidationError(f"task {request.task!r} isn't declared any more")
             except msgspec.MsgspecError as error:
-                self._bury(batch.out, record, Bad(reason="bad-request", message=str(error)))
+                bury(batch.out, self.dead_topic, record, Bad(reason="bad-request", message=str(error)), "classify")
                 continue
             batch.out.put(OPEN, open_key(record.offset), OpenItem(request=request, opened_ms=batch.out.now_ms))
 
     def dead(self, batch: Batch, record: Record, error: Exception) -> None:
-        message = f"{type(error).__name__} in stage classify; the log has the traceback"
-        self._bury(batch.out, record, Bad(reason="stage-failed", message=message))
-
-    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
-        out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, "classify"))
-        out.count("dead", bad.reason)
+        bury(batch.out, self.dead_topic, record, failed(error, "classify"), "classify")
 
     def ready(self, lane: Lane) -> None:
         self.items.ready(lane)

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import msgspec
 
+from agents.dead import bury, failed
 from agents.expiry import Expiry
 from agents.upstream import HOP, Upstream, entity_of, upstream_of
 from agents.windows import WindowChain, chained
@@ -19,7 +20,6 @@ from app.delivery.lane import Lane
 from app.delivery.maps import Map
 from app.delivery.outbox import LARGE_BYTES, Outbox
 from app.delivery.stage import Batch
-from app.logic.dead import dead_headers
 from app.logic.progress import Progress, progress_of
 from app.logic.rekey import rekey_headers, unwrap
 from app.logic.requests import request_key
@@ -129,7 +129,7 @@ class Ingest:
         good: list[Good] = []
         for record, event in zip(batch.records, source.read_all(batch.records), strict=True):
             if isinstance(event, Bad):
-                self._bury(batch.out, record, event)
+                bury(batch.out, self.dead_topic, record, event, self.name)
             elif source.rekey or not record.key:
                 headers = rekey_headers(record, source.name)
                 batch.out.send(self.rekeyed, event.event_id.encode(), record.value, headers)
@@ -152,11 +152,11 @@ class Ingest:
             source = self.sources.get(source_name)
             if source is None:
                 bad = Bad(reason="bad-field", field="headrace.source", message="no source of that name is declared")
-                self._bury(batch.out, record, bad)
+                bury(batch.out, self.dead_topic, record, bad, self.name)
                 continue
             event = source.read(origin)
             if isinstance(event, Bad):
-                self._bury(batch.out, origin, event)
+                bury(batch.out, self.dead_topic, origin, event, self.name)
             else:
                 good.append((origin, source, event, record.offset))
         return good
@@ -221,14 +221,9 @@ class Ingest:
                 request.skip_light, request.hint = True, rule
             out.send(self.requests, request_key(route.task, event.text), _json(request), trace_headers(event))
 
-    def _bury(self, out: Outbox, record: Record, bad: Bad) -> None:
-        out.send(self.dead_topic, record.key, record.value, dead_headers(record, bad, self.name))
-        out.count("dead", bad.reason)
-
     def dead(self, batch: Batch, record: Record, error: Exception) -> None:
         origin = record if self._only is not None else unwrap(record)[0]
-        message = f"{type(error).__name__} in stage {self.name}; the log has the traceback"
-        self._bury(batch.out, origin, Bad(reason="stage-failed", message=message))
+        bury(batch.out, self.dead_topic, origin, failed(error, self.name), self.name)
 
     def tick(self, lane: Lane, now_ms: int) -> None:
         self.expiry.tick(lane, now_ms)

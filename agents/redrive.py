@@ -146,7 +146,10 @@ class Redrive:
         self._counts = await topics.counts(self._settings, [self._dead, self._markers, *self._targets])
         async with probe(self._settings.kafka) as consumer:
             if self._markers in self._counts:
-                async for record in self._read(consumer, TopicPartition(self._markers, 0)):
+                markers = TopicPartition(self._markers, 0)
+                start = (await consumer.beginning_offsets([markers]))[markers]
+                end = (await consumer.end_offsets([markers]))[markers]
+                async for record in read_tail(consumer, markers, start, end):
                     self._take_marker(record)
 
     def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
@@ -156,15 +159,6 @@ class Redrive:
         else:
             self._done[position] = _decode(record.value).letter_ms
 
-    @staticmethod
-    async def _read(
-        consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition, start: int | None = None
-    ) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
-        end = (await consumer.end_offsets([tp]))[tp]
-        begin = (await consumer.beginning_offsets([tp]))[tp] if start is None else start
-        async for record in read_tail(consumer, tp, begin, end):
-            yield record
-
     async def _letters(self) -> AsyncIterator[DeadLetter]:
         """What is selected and may be moved, partition by partition."""
         tps = [TopicPartition(self._dead, p) for p in range(self._counts.get(self._dead, 0))]
@@ -172,9 +166,7 @@ class Redrive:
             starts, ends = await self._bounds(consumer, tps)
             total, before = sum(ends[tp] - starts[tp] for tp in tps), 0
             for tp in tps:
-                async for record in self._read(consumer, tp, starts[tp]):
-                    if record.offset >= ends[tp]:
-                        break  # what this run itself brings back isn't meant
+                async for record in read_tail(consumer, tp, starts[tp], ends[tp]):  # not what this run brings back
                     letter = examine(record, self._targets)
                     self._progress(before + record.offset - starts[tp] + 1, total)
                     if self._selection.takes(letter) and self._may_move(letter):

@@ -4,6 +4,7 @@ from itertools import islice
 
 import msgspec
 
+from agents.dead import bury, failed
 from agents.expiry import RECORDS_A_TIME, Expiry
 from agents.rows import Rows
 from app.core import App, add_stage
@@ -11,9 +12,8 @@ from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.delivery.state import View
-from app.logic.dead import dead_headers
 from app.settings import Settings
-from models.events import Bad, Record
+from models.events import Record
 from tables.results import KEPT, SIZE, TOTAL, Kept, Size
 
 __all__ = ["STAGE", "Results", "declare"]
@@ -60,10 +60,7 @@ class Results:
         return len(packed or b"")
 
     def dead(self, batch: Batch, record: Record, error: Exception) -> None:
-        message = f"{type(error).__name__} in stage {STAGE}; the log has the traceback"
-        headers = dead_headers(record, Bad(reason="stage-failed", message=message), STAGE)
-        batch.out.send(self.dead_topic, record.key, record.value, headers)
-        batch.out.count("dead", "stage-failed")
+        bury(batch.out, self.dead_topic, record, failed(error, STAGE), STAGE)
 
     def tick(self, lane: Lane, now_ms: int) -> None:
         self.expiry.tick(lane, now_ms)

@@ -88,7 +88,7 @@ MARK: Map[Mark] = Map(
     "watermark",
     b"m",
     Mark,
-    help="origin -> highest event time",
+    help="nothing (ingest), or aggregate and definition -> highest event time",
     moves=COPY,
     moved=lambda mark, _: msgspec.structs.replace(mark, offset=-1),
 )

@@ -1,4 +1,4 @@
-"""How far event time has come in the partitions behind a stage. In the State of every stage that windows depend on."""
+"""How far event time has come in the partitions before a stage, and in its own: for every stage that windows depend on."""
 
 from app.delivery.maps import COPY, Map
 from app.logic.progress import Said
@@ -9,7 +9,7 @@ SAID: Map[Said] = Map(
     "progress",
     b"w",
     Said,
-    help="source and partition before -> highest event time, and since when it is idle",
+    help="source, with the partition before or alone -> highest event time, and since when it is idle",
     moves=COPY,  # a new partition knows what the one knew that it comes from
 )
 

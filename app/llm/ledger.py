@@ -74,7 +74,6 @@ class Ledger:
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._answers: dict[str, float] = {}
         self._tiers: dict[str, int] = {}
         self._day = ""
         self._use(settings)
@@ -84,6 +83,7 @@ class Ledger:
         self._settings = settings
         self._alone: dict[str, Alone | None] = {}
         self._lines: dict[str, Line] = {}
+        self._answers: dict[str, float] = {}
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Gets ready for other tasks and prices; what was learnt of the old prompts is forgotten."""

@@ -114,10 +114,8 @@ class Aggregate:
         self.panes = settings.size_ms // settings.hop_ms
         self.keep = settings.sequence
         self.features: list[Feature] = [compile_feature(f) for f in settings.features]
-        self._values = [field_of(f.field, f"{where}, feature {f.name}") for f in settings.features]
-        self._read = [
-            (place, f.add, value) for place, (f, value) in enumerate(zip(self.features, self._values, strict=True))
-        ]
+        values = [field_of(f.field, f"{where}, feature {f.name}") for f in settings.features]
+        self._read = [(place, f.add, value) for place, (f, value) in enumerate(zip(self.features, values, strict=True))]
         self._label = field_of(settings.label, f"{where}, label")
         self._by_type = settings.label == "event_type"
         self._note = field_of(settings.note, f"{where}, note") if settings.note else None
@@ -203,15 +201,12 @@ class Aggregate:
         decode: Callable[[bytes], Any] = _short_entries if self._note is None else _long_entries
         return cast(list[Entry], decode(ARRAY + count.to_bytes(4, "big") + sequence)) if count else []
 
-    def total(
-        self, panes: Iterable[tuple[int, Pane]], start_ms: int, with_sequence: bool = True
-    ) -> Window | None:  # fmt: skip
+    def total(self, panes: Iterable[tuple[int, Pane]], start_ms: int) -> Window | None:
         """A window's sum.
 
         Args:
             panes: the place of each pane in the window (0: the window's first hop) and the pane, in order.
             start_ms: the window's start.
-            with_sequence: False: the sequence isn't asked for, and left empty.
 
         Returns:
             None when nothing in them counts in this window. Its counts and features are not to be changed.
@@ -235,9 +230,9 @@ class Aggregate:
                     if parts == 2:  # what is a pane's own until here is changed from here on
                         whole.counts, whole.features = whole.counts.copy(), whole.features.copy()
                     self._merge(whole, part)
-                if with_sequence and part.kept:
+                if part.kept:
                     whole.sequence += self._items(part, pane_ms)
-        if whole is not None and with_sequence:
+        if whole is not None:
             whole.sequence.sort()
             if len(whole.sequence) > self.keep:
                 del whole.sequence[: len(whole.sequence) - self.keep]

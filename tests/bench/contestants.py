@@ -1,6 +1,5 @@
 """Who takes part, and how each is started."""
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,9 +160,3 @@ CONTESTANTS: dict[str, Contestant] = {
         launch=_kstreams(1000), what="the same with a commit each second: faster, and readers see nothing for so long"
     ),
 }
-
-
-def clean_environment(more: dict[str, str]) -> dict[str, str]:
-    """Ours without settings that happen to be set."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
-    return {**kept, **more}

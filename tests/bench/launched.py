@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.broker.kafka import die_with_parent
-from tests.bench.contestants import ROOT, Launch, clean_environment
+from tests.bench.contestants import ROOT, Launch
 from tests.bench.meter import Meter
+from tests.helpers.processes import clean_environment
 
 __all__ = ["Launched", "launched"]
 
@@ -33,9 +34,6 @@ class Launched:
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=clean_environment(self.launch.env),
                 cwd=ROOT, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
-
-    def start_again(self) -> None:
-        self.process = self._start()
 
     def alive(self) -> bool:
         return self.process.poll() is None

@@ -1,7 +1,6 @@
 """A real `headrace web` process, started and ended by pid."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import httpx
 from app.settings_web import Scope
 from app.web.keys import encode_key, new_key
 from tests.helpers import topics
-from tests.helpers.processes import free_port, wait_until
+from tests.helpers.processes import clean_environment, free_port, wait_until
 
 __all__ = ["WebProcess", "an_event"]
 
@@ -33,8 +32,7 @@ class WebProcess:
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.log = free_port(), folder / "web.log"
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
-        self.env = {**clean, "HEADRACE_DATA_DIR": str(folder), **env}
+        self.env = clean_environment({"HEADRACE_DATA_DIR": str(folder), **env})
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

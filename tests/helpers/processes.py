@@ -11,9 +11,15 @@ from typing import Any
 
 import httpx
 
-__all__ = ["StubProcess", "Worker", "free_port", "wait_until"]
+__all__ = ["StubProcess", "Worker", "clean_environment", "free_port", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
+
+
+def clean_environment(more: dict[str, str]) -> dict[str, str]:
+    """Ours without settings that happen to be set, and more."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
+    return {**kept, **more}
 
 
 def free_port() -> int:
@@ -51,8 +57,7 @@ class Worker:
     def __init__(self, folder: Path, env: dict[str, str], module: tuple[str, ...] = ()) -> None:
         self.folder, self.port, self.module = folder, free_port(), module or ("app",)
         folder.mkdir(parents=True, exist_ok=True)
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_") or k == "HEADRACE_CACHE_DIR"}
-        self.env = {**clean, **env, "HEADRACE_DATA_DIR": str(folder), "HEADRACE_WEB__PORT": str(self.port)}
+        self.env = clean_environment({**env, "HEADRACE_DATA_DIR": str(folder), "HEADRACE_WEB__PORT": str(self.port)})
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 

@@ -1,15 +1,16 @@
 """Types of maps, noted beside their rows (app.delivery.kinds)."""
 
+import importlib
+import pkgutil
 from typing import Any
 
 import msgspec
 import pytest
 
+import tables
 from app.delivery.kinds import misfit, noted
 from app.delivery.maps import Map
-from tables.open_work import ANSWERED, OPEN
 from tables.panes import PANES
-from tables.seen import SEEN
 
 
 class Old(msgspec.Struct, array_like=True):
@@ -98,10 +99,21 @@ def test_a_map_that_moved_to_another_prefix_is_refused() -> None:
     assert "another prefix" in misfit(noted([a_map(Old)]), [a_map(Old, prefix=b"x")])
 
 
-def test_every_map_of_ours_can_be_described_and_fits_itself() -> None:
-    maps = [SEEN, OPEN, ANSWERED]
-    assert misfit(noted(maps), maps) == ""
-    assert noted(maps) == noted(maps)
+MAPS = [
+    each
+    for module in pkgutil.iter_modules(tables.__path__)
+    for each in vars(importlib.import_module(f"tables.{module.name}")).values()
+    if isinstance(each, Map)
+]
+
+
+@pytest.mark.parametrize("each", MAPS, ids=lambda each: each.name)
+def test_every_map_of_ours_can_be_described_and_fits_itself(each: Map[Any]) -> None:
+    assert misfit(noted([each]), [each]) == ""
+
+
+def test_all_maps_are_looked_at() -> None:
+    assert {"seen", "panes", "open", "answered", "accounts", "kept", "progress"} <= {each.name for each in MAPS}
 
 
 class FormerPane(msgspec.Struct, array_like=True):
