@@ -2,11 +2,13 @@
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.structs import TopicPartition
 
-from agents.hopping import CLOSED_AT_ONCE
+from agents.hopping import CLOSED_AT_ONCE, HELD_PANES
 from agents.upstream import apart
 from agents.windows import chained
 from app.delivery.stage import Batch
@@ -305,3 +307,14 @@ def test_the_key_of_a_pane_is_shown_and_read_back(entity: str) -> None:
     assert show_place(key) == f"0001020304050607/-30000/{entity}"
     assert read_place(show_place(key)) == key
     assert read_place("nonsense") == b"nonsense"
+
+
+def test_partitions_share_what_may_be_held_and_get_it_back() -> None:
+    rig = Rig(declared())
+    chain = rig.chain
+    one = chain._of(0)
+    chain._of(1)
+    assert one.desk.limit == HELD_PANES // 2
+    other: Any = SimpleNamespace(tp=TopicPartition("raw", 1))
+    chain.closed(other)
+    assert one.desk.limit == HELD_PANES
