@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import msgspec
+from aiokafka.structs import TopicPartition
 
 from agents.answers import model_result, review_of
 from agents.pools import Open
-from app.delivery.lane import Lane
+from app.delivery.lane import Lane, Work
 from app.delivery.outbox import Outbox
 from app.delivery.state import View
 from app.settings import Settings
@@ -43,6 +44,8 @@ class OpenItems:
         self._highest: dict[Lane, bytes] = {}
         self._closing: dict[Lane, set[bytes]] = {}
         """Answered items whose transaction isn't known to be committed: not asked again."""
+        self._parked: dict[TopicPartition, dict[bytes, Open]] = {}
+        """Of lanes that were given up: most partitions come back with the next assignment, and calls go on meanwhile."""
 
     def use(self, settings: Settings) -> None:
         """Takes other tasks."""
@@ -72,10 +75,15 @@ class OpenItems:
     # -- the lane --------------------------------------------------------------------------------------------------
 
     def ready(self, lane: Lane) -> None:
-        """Takes up what isn't known yet."""
+        """Takes up what isn't known yet; and what was asked about before a rebalance, where the partition came back."""
         self._known.setdefault(lane, {})
         self._highest[lane] = b""
-        self._take_up(lane)
+        parked = self._parked.pop(lane.tp, {})
+        self._take_up(lane, parked)
+        for tp in [tp for tp in self._parked if tp not in lane.delivery.lanes]:
+            parked |= self._parked.pop(tp)
+        for open_ in parked.values():  # others have these, or their outcome is written
+            self._let_go(open_)
 
     def committed(self, lane: Lane) -> bool:
         """Takes up what was stored and forgets what was closed; returns whether there is room again."""
@@ -91,28 +99,40 @@ class OpenItems:
                 self._closing.setdefault(lane, set()).add(key)
         return bool(closing)
 
-    def _take_up(self, lane: Lane) -> None:
+    def _take_up(self, lane: Lane, parked: dict[bytes, Open] | None = None) -> None:
         known, start = self._known[lane], self._highest[lane]
         for key, item in lane.view.scan(OPEN, start):
             self._highest[lane] = key + b"\x00"
-            if key not in known:
+            if key in known:
+                continue
+            before = parked.get(key) if parked else None
+            if parked and before is not None and before.item.request.event_id == item.request.event_id:
+                del parked[key]
+                self._adopt(lane, before, item)
+            else:
                 known[key] = Open(lane, key, item)
                 self._opened(known[key])
 
+    def _adopt(self, lane: Lane, open_: Open, stored: OpenItem) -> None:
+        """Goes on with an item in its partition's new lane."""
+        self._known[lane][open_.key] = open_
+        open_.lane = lane
+        if open_.outcome is not None:
+            self._write(open_, open_.outcome)
+        elif open_.item != stored:
+            self.keep(open_)
+
     def closed(self, lane: Lane) -> None:
-        """Answers that still come for this lane are not written: its next owner asks again."""
-        items = list(self._known.pop(lane, {}).values())
-        for open_ in items:
-            open_.done = True
-        for open_ in items:
-            self._gone(open_)
+        """What runs goes on; if the partition doesn't come back, its next owner asks again and the answers are dropped."""
+        self._parked[lane.tp] = self._known.pop(lane, {})
         self._highest.pop(lane, None)
         self._closing.pop(lane, None)
 
     def dropped(self, open_: Open) -> None:
         """Its lane begins again and will find the item in State."""
-        if (known := self._known.get(open_.lane)) is not None:
-            known.pop(open_.key, None)
+        for kept in (self._known.get(open_.lane), self._parked.get(open_.lane.tp)):
+            if kept is not None and kept.get(open_.key) is open_:
+                del kept[open_.key]
         self._let_go(open_)
 
     def _let_go(self, open_: Open) -> None:
@@ -185,5 +205,10 @@ class OpenItems:
             row = (open_.item.request.event_id.encode(), _pack(Answered(out.now_ms, tier, category, why)))
             out.put_packed(ANSWERED, out.now_ms, int.from_bytes(open_.key, "big"), [row])
 
-        self._closing.setdefault(open_.lane, set()).add(open_.key)
-        open_.lane.post(work)
+        self._write(open_, work)
+
+    def _write(self, open_: Open, work: Work) -> None:
+        open_.outcome = work
+        if open_.lane in self._known:  # else it is parked, and written if the partition comes back
+            self._closing.setdefault(open_.lane, set()).add(open_.key)
+            open_.lane.post(work)

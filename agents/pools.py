@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from app.delivery.lane import Lane
+from app.delivery.lane import Lane, Work
 from tables.open_work import OpenItem
 
 __all__ = ["Held", "Open", "Pool"]
@@ -21,7 +21,7 @@ log = logging.getLogger("headrace.classify")
 class Open:
     """An open item in memory."""
 
-    __slots__ = ("done", "item", "key", "lane", "over_budget", "running")
+    __slots__ = ("done", "item", "key", "lane", "outcome", "over_budget", "running")
 
     def __init__(self, lane: Lane, key: bytes, item: OpenItem) -> None:
         self.lane, self.key, self.item = lane, key, item
@@ -31,6 +31,8 @@ class Open:
         """The light model's answer stands, however sure it is."""
         self.done = False
         """Its outcome is on the way to a transaction, or it isn't ours any more."""
+        self.outcome: Work | None = None
+        """What is on the way to a transaction."""
 
 
 class Pool:

@@ -130,15 +130,17 @@ class Lane:
             self._task = self.delivery.watch(self._run(), f"lane {self.stage.name}-{self.tp.partition}")
 
     async def close(self) -> None:
-        """Finishes or aborts the transaction under way within 2 s; what isn't begun is dropped."""
+        """Finishes or aborts the transaction under way within 2 s; writes what was posted; input not begun is dropped."""
         self._closing, self.ready = True, False
-        self.stage.lane_closed(self)
+        self.inbox.clear()
+        self.inbox_records = self.inbox_bytes = 0
         self._wake.set()
         if self._task is not None:
             done, _ = await asyncio.wait([self._task], timeout=CLOSE_GRACE_S)
             if not done:
                 self._task.cancel()
                 await asyncio.wait([self._task], timeout=1.0)
+        self.stage.lane_closed(self)
         if self.producer is not None:
             self.delivery.stop_producer(self.producer)
             self.producer = None
@@ -153,7 +155,7 @@ class Lane:
                     await self._reopen()
                 first = False
                 await self._locate()
-                if self.stopped:
+                if self.stopped or self._closing:
                     return  # nothing is written either: the local copy may not be what the changelog says
                 await self._pump()
             except asyncio.CancelledError:
@@ -230,6 +232,8 @@ class Lane:
         self._incarnation = applied.incarnation if applied else uuid.uuid4().hex
         self.position, self.expected, self._gap = found.next - 1, found.next, False
         await self.delivery.seek(tp, found.next)
+        if self._closing:  # a revoke came meanwhile
+            return
         self.moved_at = time.monotonic()
         self.ready = True
         self.stage.lane_ready(self)
@@ -249,12 +253,12 @@ class Lane:
                 if committing is not None and committing.done():
                     committing.result()
                     committing = None
-                if self._closing and committing is None:
+                if self._closing and committing is None and not self._posted:
                     return
-                if self._gap:
+                if self._gap and not self._closing:
                     raise StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
                 wait_s = self._due(committing is not None)
-                if wait_s > 0 or self._closing:
+                if wait_s > 0:
                     await self._wait(committing, wait_s)
                     continue
                 transaction = await self._compute()
@@ -274,6 +278,8 @@ class Lane:
             return 0.0
         if busy or not (self.inbox or self._posted):
             return 3600.0
+        if self._closing:
+            return 0.0
         return max(0.0, self.last_begin + self.delivery.gather_s - time.monotonic())
 
     async def _wait(self, committing: asyncio.Task[None] | None, seconds: float) -> None:
