@@ -66,7 +66,8 @@ def arguments() -> argparse.ArgumentParser:
     mode = modes.add_parser("deep", help="the deep tier with batches beside one event a call, at a stub model server")
     mode.set_defaults(run=run_deep)
     mode.add_argument("--items", type=batch_sizes, default=[1, 20], help="items a call, comma-separated")
-    mode.add_argument("--events", type=at_least(100), default=2000)
+    mode.add_argument("--events", type=at_least(20), default=2000)
+    mode.add_argument("--local", action="store_true", help="the local model instead of the stub; some events/s")
     model(mode)
     mode = modes.add_parser("shop", help="the demo stream with all tiers beside each event deep, one by one")
     mode.set_defaults(run=run_shop)
@@ -218,7 +219,8 @@ def run_shop(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def model_of(given: argparse.Namespace) -> deep.Model:
-    return deep.Model(latency_ms=given.latency_ms, token_ms=given.token_ms, concurrency=given.concurrency)
+    local = getattr(given, "local", False)
+    return deep.Model(latency_ms=given.latency_ms, token_ms=given.token_ms, concurrency=given.concurrency, local=local)
 
 
 def show_deep(given: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from app.broker.kafka import EmbeddedKafka
+from app.llm.local_server import LocalModelServer
 from app.sources.demo import demo_stream
 from tests.bench import outputs
 from tests.bench.contestants import Job, Launch, environment
@@ -73,12 +74,24 @@ class Model:
     """More for each token of an answer."""
     concurrency: int = 10
     """Calls at a time."""
+    local: bool = False
+    """The product's own local model instead: real, and near chance, so its answers aren't judged."""
 
-    def env(self, stub: StubProcess) -> dict[str, str]:
-        return {
-            "HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{stub.port}/v1", "HEADRACE_LLM__MODEL": "stub",
-            "HEADRACE_LLM__CONCURRENCY": str(self.concurrency), "HEADRACE_LLM__TIMEOUT_S": "60",
-        }  # fmt: skip
+    @contextmanager
+    def serving(self) -> Iterator[tuple[dict[str, str], Callable[[], dict[str, Any]]]]:
+        """Runs the server; gives the worker's settings, and what tells the server's own counts, if it has any."""
+        env = {"HEADRACE_LLM__CONCURRENCY": str(self.concurrency), "HEADRACE_LLM__TIMEOUT_S": "60"}
+        if self.local:
+            with LocalModelServer() as server:
+                yield {"HEADRACE_LLM__BASE_URL": server.base_url, "HEADRACE_LLM__MODEL": server.name, **env}, dict
+            return
+        stub = StubProcess(latency_ms=self.latency_ms, token_ms=self.token_ms)
+        stub.start()
+        try:
+            here = {"HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{stub.port}/v1", "HEADRACE_LLM__MODEL": "stub"}
+            yield {**here, **env}, lambda: stub.get("counts")
+        finally:
+            stub.kill()
 
 
 def batches(sizes: list[int], events: int, model: Model, say: Say) -> list[dict[str, Any]]:
@@ -106,7 +119,7 @@ def batches(sizes: list[int], events: int, model: Model, say: Say) -> list[dict[
                 wanted=events,
             )
             found = row.pop("categories")
-            if found != right:
+            if found != right and not model.local:
                 row["wrong"].append(f"categories {dict(found)} instead of {dict(right)}")
             rows.append(_finished(row, rows, say))
     return rows
@@ -161,25 +174,21 @@ def _measure(
     prefix = f"{folder.name}-"
     raw = f"{prefix}{topic}"
     job = Job(folder=folder, bootstrap=kafka.bootstrap, topic=raw, prefix=prefix)
-    stub = StubProcess(latency_ms=model.latency_ms, token_ms=model.token_ms)
-    stub.start()
-    try:
+    with model.serving() as (server, counts):
         asyncio.run(outputs.make(kafka.bootstrap, [raw], stamped=False))
         asyncio.run(outputs.make(kafka.bootstrap, [f"{prefix}{outputs.RESULTS}"], stamped=True))
         if not rate:
             asyncio.run(topics.produce(kafka.bootstrap, raw, sent))
         launch = Launch(
             command=[sys.executable, "-m", "app", "worker"], group=f"{prefix}headrace",
-            env=environment(job, config, **model.env(stub), **more),
+            env=environment(job, config, **server, **more),
         )  # fmt: skip
         with launched([(launch, folder / "worker.log")]) as (running, meter):
             results, wrong = asyncio.run(_results(kafka.bootstrap, prefix, raw, sent, rate, running[0], name, wanted))
         if wrong:
             say(running[0].complaints())
         asyncio.run(outputs.drop(kafka.bootstrap, prefix))
-        return _row(name, results, wrong, meter, stub.get("counts"))
-    finally:
-        stub.kill()
+        return _row(name, results, wrong, meter, counts())
 
 
 async def _results(
@@ -218,12 +227,14 @@ def _row(
     if len({r["event_id"] for _, r in results}) != len(results):
         wrong.append("an event has more than one result")
     tiers = Counter(r["tier"] for _, r in results)
+    paid = sum(r["tokens"]["prompt"] + r["tokens"]["completion"] for _, r in results)
+    calls, tokens = counts.get("calls", 0), counts.get("tokens", paid)
     return {
         "name": name, "events": len(results), "events_per_s": round(counted / max(0.001, end - begin), 1),
         "cpu_us_per_event": round(meter.cpu_between(begin, end) / max(1.0, counted) * 1e6, 1),
-        "peak_rss_mb": round(meter.largest_rss_mb, 1), "wrong": wrong, "calls": counts["calls"],
-        "tokens_per_event": round(counts["tokens"] / max(1, len(results)), 2),
-        "tokens_per_call": round(counts["tokens"] / max(1, counts["calls"]), 1),
+        "peak_rss_mb": round(meter.largest_rss_mb, 1), "wrong": wrong, "calls": calls,
+        "tokens_per_event": round(tokens / max(1, len(results)), 2),
+        "tokens_per_call": round(tokens / (calls or max(1, len(results))), 1),
         "shares": {tier: round(n / len(results), 3) for tier, n in sorted(tiers.items())},
         "categories": Counter(r["category"] for _, r in results),
     }  # fmt: skip
