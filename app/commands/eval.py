@@ -5,6 +5,7 @@ import csv
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from app.inference.scores import (
     per_category,
     thresholds,
 )
-from app.llm.deep import DeepClassifier
+from app.llm.deep import DeepClassifier, Unanswerable
 from app.settings import Settings, TaskSettings
 from models.events import Answer, ModelRequest, Origin
 
@@ -49,6 +50,8 @@ class Report:
     tokens: int = 0
     latencies_ms: list[int] = field(default_factory=list)
     calibration: dict[str, Any] = field(default_factory=dict)
+    causes: Counter[str] = field(default_factory=Counter)
+    """Why texts have no answer."""
 
     def as_json(self, categories: Sequence[str]) -> dict[str, Any]:
         """Everything, for programs."""
@@ -58,6 +61,7 @@ class Report:
             "texts": len(self.judged),
             "accuracy": sum(j.correct for j in self.judged) / len(self.judged),
             "unanswered": sum(j.said is None for j in self.judged),
+            "causes": dict(self.causes),
             "categories": {
                 name: {"precision": precision, "recall": recall, "texts": count}
                 for name, (precision, recall, count) in per_category(self.judged, categories).items()
@@ -188,15 +192,15 @@ async def _deep(
     for provider in chain:
         if only and provider.name not in only:
             continue
-        fields = provider.model_dump() | {"sources": [], "tasks": [], "marks": []}
-        fields = {name: value for name, value in fields.items() if name in type(provider).model_fields}
-        alone = settings.llm.model_copy(update={**fields, "providers": []})
+        fields = {name: getattr(provider, name) for name in type(provider).model_fields}
+        alone = settings.llm.model_copy(update={**fields, "sources": [], "tasks": [], "marks": [], "providers": []})
         reports.append(await _ask(settings.model_copy(update={"llm": alone}), provider.name, task, rows))
 
 
 async def _ask(own: Settings, name: str, task: TaskSettings, rows: Sequence[tuple[str, str]]) -> Report:
     deep = DeepClassifier(own)
     shown = tqdm(total=len(rows), desc=f"deep {name}", unit="text", disable=None)
+    causes: Counter[str] = Counter()
 
     async def one(number: int, text: str) -> Answer | None:
         request = ModelRequest(
@@ -205,7 +209,11 @@ async def _ask(own: Settings, name: str, task: TaskSettings, rows: Sequence[tupl
         )  # fmt: skip
         try:
             return await deep.classify(request)
-        except ModelError:
+        except Unanswerable as error:
+            causes[error.cause] += 1
+            return None
+        except ModelError as error:
+            causes[str(error)] += 1
             return None
         finally:
             shown.update()
@@ -223,6 +231,7 @@ async def _ask(own: Settings, name: str, task: TaskSettings, rows: Sequence[tupl
         sum(a.cost_usd for a in given),
         sum(a.prompt_tokens + a.completion_tokens for a in given),
         [a.latency_ms for a in given],
+        causes=causes,
     )
 
 
@@ -232,6 +241,8 @@ def _show(report: dict[str, Any]) -> None:
         f"{report['name']}: {report['texts']} texts, accuracy {report['accuracy']:.1%}, {report['unanswered']} without an "
         f"answer, {report['texts_per_second']:.1f} texts/s{cost}"
     )
+    for cause, n in report["causes"].items():
+        click.echo(f"  no answer for {n}: {cause}")
     click.echo(f"  {'category':<20} {'precision':>9} {'recall':>7} {'texts':>6}")
     for name, row in report["categories"].items():
         click.echo(f"  {name:<20} {row['precision']:>9.1%} {row['recall']:>7.1%} {row['texts']:>6}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import modelserver as ms
+from tests.helpers.model_faults import Fault
 
 ROWS = [
     ("where is my parcel", "logistics"), ("I was charged twice", "payment"), ("please cancel my order", "order"),
@@ -43,9 +44,25 @@ async def test_both_tiers_on_a_file_as_table_and_json(tmp_path: Path) -> None:
         assert deep["categories"]["logistics"] == {"precision": 0.5, "recall": 1.0, "texts": 1}
         assert deep["cost_usd"] > 0
         assert deep["latency_ms"]["p99"] >= deep["latency_ms"]["p50"]
+        assert deep["causes"] == {}
         table = await evaluate(server.base_url, *common, "--tier", "deep")
         assert "accuracy 83.3%" in table.stdout
         assert "order -> logistics 1" in table.stdout
+        file.write_text(
+            "\n".join(json.dumps({"text": f"{t} {n}", "label": f"l-{c}"}) for n in range(10) for t, c in ROWS[:4])
+        )
+        many = await evaluate(server.base_url, *common, "--tier", "deep", "--json")  # more than one call
+        assert json.loads(many.stdout)["tiers"][0]["accuracy"] == 1.0, many.stderr
+
+
+async def test_why_texts_have_no_answer_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "labelled.csv"
+    file.write_text("text,category\nwhere is my parcel,logistics\n")
+    async with ms.ModelServer() as server:
+        server.script(*[Fault(missing=[1])] * 10)
+        done = await evaluate(server.base_url, str(file), "--tier", "deep")
+    assert "1 without an answer" in done.stdout
+    assert "no answer for 1: no-answer" in done.stdout
 
 
 async def test_label_that_is_no_category_is_named_with_its_row(tmp_path: Path) -> None:
