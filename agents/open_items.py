@@ -14,6 +14,7 @@ from app.delivery.state import View
 from app.settings import Settings
 from models.events import Answer
 from models.results import Tier
+from models.reviews import Opened
 from tables.open_work import ANSWERED, OPEN, Answered, OpenItem
 
 __all__ = ["OpenItems", "now_ms"]
@@ -38,6 +39,7 @@ class OpenItems:
 
     def __init__(self, settings: Settings, opened: Callable[[Open], None], gone: Callable[[Open], None]) -> None:
         self._results, self._reviews = settings.topic("ai-results"), settings.topic("manual-review")
+        self._decisions = settings.topic("review-decisions") if settings.reviews.keep_s else ""
         self._opened, self._gone = opened, gone
         self.use(settings)
         self._known: dict[Lane, dict[bytes, Open]] = {}
@@ -176,6 +178,8 @@ class OpenItems:
         def write(out: Outbox) -> tuple[str, str, str]:
             done = review_of(open_.item, categories, cause, attempts, out.now_ms)
             out.send(self._reviews, done.event_id.encode(), _json(done))
+            if self._decisions:  # the stage `review` reads one topic, so it learns there what waits for a decision
+                out.send(self._decisions, done.event_id.encode(), _json(Opened(review=done)))
             out.count("review", done.task)
             out.decide(done.task, "review", done.text)
             return "review", "", done.cause

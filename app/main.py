@@ -30,6 +30,7 @@ def declare() -> None:
         llm,
         produce,
         redrive,
+        reviews,
         run,
         tables,
         tables_repartition,
@@ -50,6 +51,10 @@ def declare() -> None:
         from agents import classify
 
         classify.declare(app)
+    if app.settings.role in ("all", "review") and app.settings.tasks:
+        from agents import review
+
+        review.declare(app)
     if app.settings.role in ("all", "results"):
         results.declare(app)
     worker_web.install(app)

@@ -27,7 +27,7 @@ from app.settings_tasks import (
     TaskRule,
     TaskSettings,
 )
-from app.settings_web import GatewaySettings, ResultsSettings
+from app.settings_web import GatewaySettings, ResultsSettings, ReviewsSettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "NoiseRule",
     "ProviderSettings",
     "ResultsSettings",
+    "ReviewsSettings",
     "Settings",
     "SourceSettings",
     "TaskRule",
@@ -160,7 +161,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
-    role: Literal["all", "ingest", "windows", "classify", "results"] = Field(
+    role: Literal["all", "ingest", "windows", "classify", "review", "results"] = Field(
         "all", description="Which stages this worker runs; each role is a consumer group of its own."
     )
     kafka: KafkaSettings = KafkaSettings()
@@ -178,6 +179,7 @@ class Settings(BaseSettings):
     budget: BudgetSettings = BudgetSettings()
     classify: ClassifySettings = ClassifySettings()
     results: ResultsSettings = ResultsSettings()
+    reviews: ReviewsSettings = ReviewsSettings()
     web: WebSettings = WebSettings()
     gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from app.settings_base import Section
 
-__all__ = ["GatewaySettings", "ResultsSettings", "Scope"]
+__all__ = ["GatewaySettings", "ResultsSettings", "ReviewsSettings", "Scope"]
 
 Scope = Literal["produce", "read", "review", "admin"]
 """What an API key may do. admin may do all."""
@@ -22,6 +22,17 @@ class ResultsSettings(Section):
         256 << 20,
         ge=1 << 20,
         description="Results a partition keeps; above it the oldest go. About half a million usual ones; twice this on disk.",
+    )
+
+
+class ReviewsSettings(Section):
+    """Events that a person decides."""
+
+    keep_s: float = Field(
+        30 * 86_400.0,
+        ge=0,
+        description="How long a review stays in State: it can be decided so long after it came, and decided anew or exported "
+        "so long after its decision. 0: the stage isn't there.",
     )
 
 

@@ -66,10 +66,12 @@ OURS = (
     Topic(name="model-requests", key="hash of task and text", value="event that no rule decided", written_by="ingest",
           raw=True),
     Topic(
-        name="ai-results", key="event_id", value="one result per event", written_by="ingest, classify",
+        name="ai-results", key="event_id", value="one result per event", written_by="ingest, classify, review",
         config={"cleanup.policy": "compact,delete"},
     ),
     Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True),
+    Topic(name="review-decisions", key="event_id", value="review that was opened, or what a person decided",
+          written_by="classify, console", raw=True),
     Topic(name="budget", key="task and day, or provider", value="lease that is asked for or given back", written_by="classify"),
     Topic(
         name="budget-grants", key="task and day, or provider", value="lease that is granted, or refused", written_by="budget",
@@ -84,8 +86,8 @@ OURS = (
         config={"cleanup.policy": "compact"},
     ),
     Topic(
-        name="redriven", key="partition and offset of a dead letter", value="when and where it was sent back",
-        written_by="headrace redrive", partitions=1, config={"cleanup.policy": "compact"},
+        name="redriven", key="partition and offset of a dead letter", value="when and where it was sent back, or discarded",
+        written_by="headrace redrive, console", partitions=1, config={"cleanup.policy": "compact"},
     ),
     Topic(
         name="gateway-replies", key="hash of key and Idempotency-Key", value="hash of the body, status and reply",

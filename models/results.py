@@ -6,7 +6,7 @@ import msgspec
 
 from models.events import Origin
 
-__all__ = ["Result", "Review", "Source", "Tier", "Tokens"]
+__all__ = ["Result", "Review", "Reviewed", "Source", "Tier", "Tokens"]
 
 Tier = Literal["rule", "light", "deep", "review"]
 
@@ -58,6 +58,13 @@ class Result(msgspec.Struct, kw_only=True, gc=False):
     trace_id: str = ""
 
 
+class Reviewed(Result, kw_only=True, gc=False):
+    """A result that a person decided: of tier `review`."""
+
+    reviewer: str
+    note: str = ""
+
+
 class Review(msgspec.Struct, kw_only=True, gc=False):
     """An event that no model could decide, on `manual-review`, with what a person needs."""
 
@@ -78,6 +85,8 @@ class Review(msgspec.Struct, kw_only=True, gc=False):
     """How often every provider allowed had failed."""
     tried: list[str] = msgspec.field(default_factory=list)
     """`provider: what came of it`, of the last round."""
+    received_ms: int = 0
+    """When Kafka appended the raw record, ms since the epoch."""
     created_ms: int
     source: Source
     trace_id: str = ""

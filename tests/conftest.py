@@ -57,7 +57,8 @@ class Fleet:
         base = {
             "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": self.bootstrap,
             "HEADRACE_KAFKA__TOPIC_PREFIX": self.prefix,
-            "HEADRACE_RESULTS__KEEP_S": "0",  # a stage less in each worker, for the tests that don't look at it
+            "HEADRACE_RESULTS__KEEP_S": "0",  # two stages less in each worker, for the tests that don't look at them
+            "HEADRACE_REVIEWS__KEEP_S": "0",
         }
         if config is not None:
             path = self.folder / "headrace.toml"

@@ -7,15 +7,19 @@
     GET /tables/{state}/{map}             rows: ?partition= &start= &limit= ; or ?key=
     GET /tables/{state}/{map}/{key}       one key, looked up in every partition this worker owns
     GET /trace/{event_id}                 what State knows of an event
+    GET /reviews                          reviews that wait, the oldest first: ?limit= &task= &cause=
     GET /results                          one result: ?event_id= &partition= ; 421 when this worker hasn't the partition
 
 Loopback needs no token; any other bind asks for `Authorization: Bearer` with web.token.
 """
 
+import heapq
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -23,6 +27,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from agents.results import STAGE as RESULTS_STAGE
+from agents.review import waiting
 from app import metrics
 from app.core import App
 from app.delivery.lane import Lane
@@ -31,11 +36,14 @@ from app.web.announce import announce
 from tables.open_work import ANSWERED, OPEN
 from tables.panes import FIRED, PANES, read_place, show_place
 from tables.results import KEPT
+from tables.reviews import DECIDED, REVIEWS, WAITING, ReviewRow, at_of, read_at, show_at
 from tables.seen import SEEN
 
 __all__ = ["install"]
 
 MAX_PAGE = 1000
+REVIEWS_LOOKED_AT = 20_000
+"""Waiting reviews a partition is searched for those of one task or cause, at most: a fraction of a second."""
 DEFAULT_PAGE = 50
 METRICS_EVERY_S = 5.0
 """Sizes and lags are asked from RocksDB and the consumer at most this often."""
@@ -62,6 +70,7 @@ def install(app: App) -> None:
             web.get("/tables/{state}/{map}", pages.rows),
             web.get("/tables/{state}/{map}/{key:.+}", pages.row),
             web.get("/trace/{event_id:.+}", pages.trace),
+            web.get("/reviews", pages.reviews),
             web.get("/results", pages.result),
         ]
     )
@@ -96,12 +105,16 @@ def show_key(of: Map[Any], key: bytes) -> str | int:
     """A key as a person writes it: text, or the number that an offset key holds."""
     if of is PANES or of is FIRED:
         return show_place(key)
+    if of is WAITING or of is DECIDED:
+        return show_at(key)
     return int.from_bytes(key, "big") if of is OPEN else key.decode("utf-8", "replace")
 
 
 def read_key(of: Map[Any], text: str) -> bytes:
     if of is PANES or of is FIRED:
         return read_place(text)
+    if of is WAITING or of is DECIDED:
+        return read_at(text)
     return int(text).to_bytes(8, "big") if of is OPEN and text.isdigit() else text.encode()
 
 
@@ -259,7 +272,36 @@ class Pages:
                     found.append(self._step(lane, of, value))
             if OPEN in maps:
                 found.extend(self._open_steps(lane, key.decode()))
+            if REVIEWS in maps and (row := lane.view.get(REVIEWS, key)) is not None:
+                found.extend(self._review_steps(lane, row))
         return _json({"event_id": key.decode(), "steps": found})
+
+    async def reviews(self, request: web.Request) -> web.Response:
+        """Reviews that wait in this worker's partitions, the oldest first; `waiting` counts all of them."""
+        try:
+            limit = min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
+        except ValueError:
+            return _json({"error": "limit is a whole number"}, 400)
+        lanes = [lane for lane in self.app.delivery.lanes.values() if WAITING in lane.stage.state.maps.values()]
+        ready = [lane for lane in lanes if lane.ready]
+        rows = heapq.merge(*(self._waiting(lane, request.query) for lane in ready), key=itemgetter("at_ms"))
+        return _json(
+            {
+                "reviews": list(islice(rows, limit)),
+                "waiting": sum(waiting(lane.view) for lane in ready),
+                "restoring": sorted(lane.tp.partition for lane in lanes if not lane.ready),
+            }
+        )
+
+    @staticmethod
+    def _waiting(lane: Lane, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        task, cause = wanted.get("task", ""), wanted.get("cause", "")
+        for key, its in lane.view.scan(WAITING, limit=REVIEWS_LOOKED_AT):
+            if task and its != task:
+                continue
+            row = lane.view.get(REVIEWS, at_of(key)[1])
+            if row is not None and (not cause or row.review.cause == cause):
+                yield {"at_ms": row.at_ms, "partition": lane.tp.partition, "review": show_value(row.review)}
 
     async def result(self, request: web.Request) -> web.Response:
         """The result of an event, byte for byte as it stands on `ai-results`."""
@@ -284,6 +326,22 @@ class Pages:
             "stage": lane.stage.name, "map": of.name, "topic": lane.tp.topic, "partition": lane.tp.partition,
             **show_value(value),
         }  # fmt: skip
+
+    @staticmethod
+    def _review_steps(lane: Lane, row: ReviewRow) -> list[dict[str, Any]]:
+        here = {"stage": lane.stage.name, "topic": lane.tp.topic, "partition": lane.tp.partition}
+        review, decision = row.review, row.decision
+        opened = {
+            **here, "map": WAITING.name, "at_ms": review.created_ms, "task": review.task, "cause": review.cause,
+            "open": decision is None,
+        }  # fmt: skip
+        if decision is None:
+            return [opened]
+        decided = {
+            **here, "map": DECIDED.name, "at_ms": row.at_ms, "category": decision.category,
+            "reviewer": decision.reviewer, "note": decision.note, "tier": "review",
+        }  # fmt: skip
+        return [opened, decided]
 
     @staticmethod
     def _open_steps(lane: Lane, event_id: str) -> list[dict[str, Any]]:

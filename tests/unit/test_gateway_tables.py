@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from app.delivery.partitions import partition_for
 from app.web.announce import Worker
 from app.web.gateway.problems import Problem
-from app.web.gateway.tables import _page
 from app.web.gateway.workers import Answer, Workers
+from app.web.tables import _cut
 from tests.helpers.asgi import client, gateway_app
 
 
@@ -84,7 +84,7 @@ async def test_pages_over_workers_hold_each_row_once_in_order(
 
 
 def test_a_page_without_rows_before_a_stop_still_goes_on() -> None:
-    assert _page([], [{"partition": 2, "start": "6161"}], 5) == {"rows": [], "next": "2:6161"}
+    assert _cut([], [{"partition": 2, "start": "6161"}], 5) == ([], "2:6161")
 
 
 async def test_a_result_is_asked_of_the_owner_alone_once_it_is_known() -> None:

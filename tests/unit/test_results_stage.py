@@ -1,7 +1,5 @@
 """The results stage: what is kept, for how long, and how much."""
 
-from typing import Any
-
 import pytest
 
 from agents.results import Results
@@ -10,37 +8,17 @@ from app.delivery.stage import Batch
 from app.settings import load
 from models.events import Received
 from tables.results import KEPT, SIZE, TOTAL, Size
+from tests.helpers.held import Held
 
 NOW_MS = 1_796_000_000_000
 
 
-class Held:
-    """State as a dictionary: applies outboxes, and is read as a View is."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-        self.partition = 0
-
-    def apply(self, out: Outbox) -> None:
-        for key, value in out.local.items():
-            if value is None:
-                self.rows.pop(key, None)
-            else:
-                self.rows[key] = value
-
-    def get(self, of: Any, key: bytes) -> Any:
-        raw = self.rows.get(of.prefix + key)
-        return None if raw is None else of.decode(raw)
-
-    def get_raw(self, of: Any, keys: list[bytes]) -> list[bytes | None]:
-        return [self.rows.get(of.prefix + key) for key in keys]
-
-    def scan_rows(self, prefix: bytes, start: bytes) -> Any:
-        return iter(sorted((k, v) for k, v in self.rows.items() if k.startswith(prefix) and k >= start))
+class Kept(Held):
+    """State of the results stage."""
 
     @property
     def keys(self) -> set[bytes]:
-        return {key[1:] for key in self.rows if key.startswith(KEPT.prefix)}
+        return set(self.keys_of(KEPT))
 
     @property
     def counted(self) -> tuple[int, int]:
@@ -50,11 +28,11 @@ class Held:
 
 
 @pytest.fixture
-def stage() -> tuple[Results, Held]:
-    return Results(load()), Held()
+def stage() -> tuple[Results, Kept]:
+    return Results(load()), Kept()
 
 
-def take(stage: tuple[Results, Held], first: int, results: dict[str, bytes | None], now_ms: int = NOW_MS) -> None:
+def take(stage: tuple[Results, Kept], first: int, results: dict[str, bytes | None], now_ms: int = NOW_MS) -> None:
     logic, state = stage
     records = [
         Received("ai-results", 0, first + n, now_ms, key.encode(), value)
@@ -65,14 +43,14 @@ def take(stage: tuple[Results, Held], first: int, results: dict[str, bytes | Non
     state.apply(out)
 
 
-def expire(stage: tuple[Results, Held], now_ms: int) -> None:
+def expire(stage: tuple[Results, Kept], now_ms: int) -> None:
     logic, state = stage
     out = Outbox(now_ms)
     logic.expiry._remove(state, out)  # type: ignore[arg-type]  # likewise
     state.apply(out)
 
 
-def test_the_latest_result_of_an_event_stays(stage: tuple[Results, Held]) -> None:
+def test_the_latest_result_of_an_event_stays(stage: tuple[Results, Kept]) -> None:
     take(stage, 0, {"a": b"1", "b": b"1"})
     take(stage, 2, {"a": b"2"})
     state = stage[1]
@@ -80,7 +58,7 @@ def test_the_latest_result_of_an_event_stays(stage: tuple[Results, Held]) -> Non
     assert state.get(KEPT, b"c") is None
 
 
-def test_results_go_after_their_time_but_not_those_that_were_renewed(stage: tuple[Results, Held]) -> None:
+def test_results_go_after_their_time_but_not_those_that_were_renewed(stage: tuple[Results, Kept]) -> None:
     day_ms = 86_400_000
     take(stage, 0, {"a": b"1", "b": b"1"})
     take(stage, 2, {"a": b"2"}, NOW_MS + day_ms // 2)
@@ -93,7 +71,7 @@ def test_results_go_after_their_time_but_not_those_that_were_renewed(stage: tupl
     assert stage[1].counted == (0, 0)
 
 
-def test_above_the_bound_the_oldest_go(stage: tuple[Results, Held]) -> None:
+def test_above_the_bound_the_oldest_go(stage: tuple[Results, Kept]) -> None:
     logic, state = stage
     logic.expiry.max_bytes = 100_000
     for n in range(30):
@@ -104,7 +82,7 @@ def test_above_the_bound_the_oldest_go(stage: tuple[Results, Held]) -> None:
     assert state.counted[0] == state.counted[1] <= 100_000
 
 
-def test_a_large_batch_is_divided_into_records_that_a_topic_takes(stage: tuple[Results, Held]) -> None:
+def test_a_large_batch_is_divided_into_records_that_a_topic_takes(stage: tuple[Results, Kept]) -> None:
     logic, state = stage
     records = [Received("ai-results", 0, n, NOW_MS, b"k%d" % n, b"x" * 1000) for n in range(3000)]
     out = Outbox(NOW_MS)
@@ -115,7 +93,7 @@ def test_a_large_batch_is_divided_into_records_that_a_topic_takes(stage: tuple[R
     assert state.counted[0] == state.counted[1]
 
 
-def test_records_without_key_or_value_are_passed_over(stage: tuple[Results, Held]) -> None:
+def test_records_without_key_or_value_are_passed_over(stage: tuple[Results, Kept]) -> None:
     logic, state = stage
     records = [Received("ai-results", 0, 0, NOW_MS, None, b"x"), Received("ai-results", 0, 1, NOW_MS, b"k", None)]
     out = Outbox(NOW_MS)
@@ -124,7 +102,7 @@ def test_records_without_key_or_value_are_passed_over(stage: tuple[Results, Held
     assert state.keys == set()
 
 
-def test_a_result_that_comes_while_its_old_record_expires_stays(stage: tuple[Results, Held]) -> None:
+def test_a_result_that_comes_while_its_old_record_expires_stays(stage: tuple[Results, Kept]) -> None:
     logic, state = stage
     take(stage, 0, {"a": b"1"})
     later = NOW_MS + 2 * 86_400_000
@@ -136,7 +114,7 @@ def test_a_result_that_comes_while_its_old_record_expires_stays(stage: tuple[Res
     assert state.counted[0] == state.counted[1]
 
 
-def test_two_removals_in_one_transaction_count_once(stage: tuple[Results, Held]) -> None:
+def test_two_removals_in_one_transaction_count_once(stage: tuple[Results, Kept]) -> None:
     logic, state = stage
     take(stage, 0, {"a": b"1"})
     take(stage, 1, {"b": b"1" * 50}, NOW_MS + 86_400_000)

@@ -14,8 +14,8 @@ from tests.helpers.topics import create
 
 OURS = {
     "rekeyed", "window-events", "agg-events", "late-events", "agent-trigger",
-    "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "workers",
-    "budget", "budget-grants", "api-keys", "redriven", "gateway-replies",
+    "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "review-decisions",
+    "workers", "budget", "budget-grants", "api-keys", "redriven", "gateway-replies",
 }  # fmt: skip
 SINGLE = {"workers", "budget-grants", "api-keys", "redriven", "gateway-replies"}
 """Topics of one partition."""

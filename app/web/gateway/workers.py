@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -56,6 +57,10 @@ class Workers:
             self._known.pop(key, None)
         else:
             self._known[key] = worker
+
+    def know(self, found: Iterable[Worker]) -> None:
+        """Takes what somebody else read of that topic."""
+        self._known = {worker.id: worker for worker in found}
 
     @property
     def alive(self) -> list[Worker]:

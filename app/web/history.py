@@ -1,0 +1,105 @@
+"""One event through every stage: what State says of it, and the records it was read from and written to.
+
+State of the workers is asked; topics are read at single places only.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import aiokafka
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from app.delivery.partitions import partition_for
+from app.delivery.probe import probe, read_tail, record_at
+from app.settings import Settings
+
+__all__ = ["History", "ordered"]
+
+NEAR_MS = 120_000
+"""An outcome is written within this time of what State notes, or its transaction was aborted."""
+READ_AT_MOST = 20_000
+"""Records looked at behind that time before giving up."""
+WRITTEN_TO = {
+    "rule": "ai-results", "light": "ai-results", "deep": "ai-results", "decided": "ai-results", "review": "manual-review",
+}  # fmt: skip
+"""The topic of a step's outcome, by what became of the event; `decided` is a person's decision."""
+
+
+def ordered(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that workers told of an event (`GET /trace/EVENT_ID`), in order of time."""
+    return sorted((step for answer in answers for step in answer.get("steps", [])), key=lambda step: int(step["at_ms"]))
+
+
+class History:
+    """Looks up the records of an event's steps, over one consumer.
+
+    async with History(settings) as history:
+        written = await history.written(step, event_id)
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._probe = probe(settings.kafka)
+
+    async def __aenter__(self) -> "History":
+        self._consumer: aiokafka.AIOKafkaConsumer = await self._probe.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._probe.__aexit__(*error)
+
+    async def read(self, step: dict[str, Any]) -> ConsumerRecord[bytes, bytes] | None:
+        """The record that a stage read; None where the step doesn't name its place, or it is gone."""
+        if "offset" not in step:
+            return None
+        return await self.at(step["topic"], int(step["partition"]), int(step["offset"]))
+
+    async def at(self, topic: str, partition: int, offset: int) -> ConsumerRecord[bytes, bytes] | None:
+        """The record at a place; None where there is none (any more)."""
+        if partition not in await self._partitions(topic):
+            return None
+        tp = TopicPartition(topic, partition)
+        start, end = (await self._consumer.beginning_offsets([tp]))[tp], (await self._consumer.end_offsets([tp]))[tp]
+        return await record_at(self._consumer, tp, offset, end) if start <= offset < end else None
+
+    async def written(self, step: dict[str, Any], event_id: str) -> dict[str, Any] | None:
+        """The result or review of a step: its partition by key, its place by time."""
+        outcome = "decided" if step["map"] == "decided" else step.get("outcome") or step.get("tier") or ""
+        name = WRITTEN_TO.get(outcome)
+        if name is None:
+            return None
+        topic, key = self._settings.topic(name), event_id.encode()
+        partitions = await self._partitions(topic)
+        if not partitions:
+            return None
+        record = await self._find(TopicPartition(topic, partition_for(key, len(partitions))), key, int(step["at_ms"]))
+        if record is None:
+            return None
+        return {
+            "topic": topic, "partition": record.partition, "offset": record.offset, "timestamp_ms": record.timestamp,
+            "value": json.loads(record.value or b"null"),
+        }  # fmt: skip
+
+    async def _partitions(self, topic: str) -> set[int]:
+        known = self._consumer.partitions_for_topic(topic)
+        if not known and topic in await self._consumer.topics():  # asking about a missing one may make it
+            self._consumer.subscribe([topic])
+            await self._consumer._client.force_metadata_update()
+            self._consumer.unsubscribe()
+            known = self._consumer.partitions_for_topic(topic)
+        return set(known or ())
+
+    async def _find(self, tp: TopicPartition, key: bytes, at_ms: int) -> ConsumerRecord[bytes, bytes] | None:
+        place = (await self._consumer.offsets_for_times({tp: at_ms - 1000})).get(tp)
+        if place is None:
+            return None
+        end = (await self._consumer.end_offsets([tp]))[tp]
+        seen = 0
+        async for record in read_tail(self._consumer, tp, place.offset, end):
+            if record.key == key:
+                return record
+            seen += 1
+            if seen >= READ_AT_MOST or record.timestamp > at_ms + NEAR_MS:
+                return None
+        return None
