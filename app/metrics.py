@@ -68,7 +68,8 @@ OUTCOMES = Counter(
     "headrace_outcomes",
     "What became of events: accepted, asked (a model decides later), rekeyed, duplicate, conflict (a duplicate with other "
     "content), noise, filtered, dead, "
-    "rule, light, deep, review, untasked. Of windows: window (closed), late, ahead, cut (events left out of a sequence), "
+    "rule, light, deep, review, untasked. Of reviews: reviewed (decided), review-undone, review-expired. "
+    "Of windows: window (closed), late, ahead, cut (events left out of a sequence), "
     "intent (a rule fired), purged (panes of an aggregate that was changed), unkeyed (in no window, without an entity). "
     "`detail` is the rule, reason, cause, source or aggregate.",
     ["stage", "outcome", "detail"],
@@ -92,7 +93,7 @@ TRANSACTION_SECONDS = Histogram(
     "headrace_transaction_seconds", "From a transaction's begin to its local write.", ["stage"], buckets=FINE
 )
 LAG_RECORDS = Gauge("headrace_lag_records", "Offsets between what was taken and the log's end.", ["stage", "partition"])
-OPEN_ITEMS = Gauge("headrace_open_items", "Events that wait in State for a model.", ["stage"])
+OPEN_ITEMS = Gauge("headrace_open_items", "Events that wait in State for a model, or for a person (review).", ["stage"])
 OLDEST_OPEN_SECONDS = Gauge("headrace_oldest_open_seconds", "Age of the oldest of them.", ["stage"])
 OPEN_PANES = Gauge("headrace_open_panes", "Panes in State, of windows that aren't closed.", ["aggregate", "partition"])
 APPEND_TO_RESULT_SECONDS = Histogram(

@@ -79,7 +79,7 @@ async def _all_there(found: "States") -> None:
     Raises:
         HeadraceError: says which.
     """
-    partitions = next((state["partitions"] for state in found.tables if state["state"] == STAGE), {})
+    partitions: dict[str, Any] = next((state["partitions"] for state in found.tables if state["state"] == STAGE), {})
     owned = {int(number) for number, how in partitions.items() if how["state"] == "owned"}
     topic = settings.topic("review-decisions")
     missing = set(range((await topics.counts(settings, [topic])).get(topic, 1))) - owned
