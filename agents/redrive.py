@@ -1,4 +1,4 @@
-"""Sends dead letters back to the topic of the stage that failed, each once, however often it is asked for.
+"""Sends dead letters back to the topic of the stage that failed, each once, however often it is asked for; or discards them.
 
 One Kafka transaction writes some records and, for each, a marker under its position into the topic `redriven`. A run reads
 the markers first and leaves out what has one. Two runs at a time can't double anything: both use one transactional id, so
@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import aiokafka
@@ -26,7 +26,7 @@ from app.errors import BrokerError
 from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import Settings
 
-__all__ = ["Marker", "Redrive", "Tally", "group_of"]
+__all__ = ["Marker", "Redrive", "Tally", "group_of", "targets_of"]
 
 log = logging.getLogger("headrace.redrive")
 
@@ -48,11 +48,18 @@ class Marker(msgspec.Struct, kw_only=True):
     """The dead letter's timestamp: another one at this place (the topic was made anew) isn't meant."""
     at_ms: int
     to: str
+    """The topic; empty when it was discarded."""
     attempt: int
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Marker).decode
+
+
+def targets_of(settings: Settings) -> set[str]:
+    """The topics that a dead letter may be sent back to."""
+    ours = {settings.topic(topic.name) for topic in topics.OURS if topic.name not in NEVER}
+    return ours | {settings.source_topic(source) for source in settings.sources}
 
 
 def group_of(letter: DeadLetter) -> Group:
@@ -66,7 +73,7 @@ class Tally:
     selected: Counter[Group] = field(default_factory=Counter)
     moved: Counter[Group] = field(default_factory=Counter)
     already: int = 0
-    """Sent back by an earlier run."""
+    """Sent back or discarded by an earlier run."""
     no_topic: int = 0
     """Its headers name no topic that may be written."""
     too_often: int = 0
@@ -81,6 +88,7 @@ class Redrive:
         max_attempts: one that came back so often stays where it is.
         rate_per_s: records a second; 0: as fast as it goes.
         progress: called with how many records of the dead letter topic were looked at, and how many there are.
+        edited: values that are sent instead of those that were received, by position.
     """
 
     def __init__(
@@ -91,12 +99,12 @@ class Redrive:
         max_attempts: int,
         rate_per_s: float = 0.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        edited: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        self._settings, self._selection = settings, selection
+        self._settings, self._selection, self._edited = settings, selection, edited or {}
         self._max_attempts, self._rate, self._progress = max_attempts, rate_per_s, progress
         self._dead, self._markers = settings.topic("dead-letter"), settings.topic("redriven")
-        ours = {settings.topic(topic.name) for topic in topics.OURS if topic.name not in NEVER}
-        self._targets = ours | {settings.source_topic(source) for source in settings.sources}
+        self._targets = targets_of(settings)
         self._done: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self.tally = Tally()
@@ -114,20 +122,31 @@ class Redrive:
         Raises:
             BrokerError: Kafka fails; what was moved is marked, so the run may be repeated. Retryable.
         """
+        return await self._work(discard=False)
+
+    async def discard(self) -> Tally:
+        """Marks what is selected as done with, sent back or not: no run moves it any more.
+
+        Raises:
+            BrokerError: as `run`.
+        """
+        return await self._work(discard=True)
+
+    async def _work(self, *, discard: bool) -> Tally:
         await topics.ensure(self._settings)
         producer = await new_producer(self._settings, f"{self._settings.topic('headrace')}-redrive")
         try:
             await self._learn()
             chunk: list[DeadLetter] = []
             size = 0
-            async for letter in self._letters():
+            async for letter in self._letters(discard=discard):
                 self.tally.selected[group_of(letter)] += 1
                 chunk.append(letter)
-                size += size_of((letter.key, letter.value, list(letter.headers)))
+                size += 0 if discard else size_of((letter.key, self._value(letter), list(letter.headers)))
                 if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-                    await self._move(producer, chunk)
+                    await self._move(producer, chunk, discard=discard)
                     chunk, size = [], 0
-            await self._move(producer, chunk)
+            await self._move(producer, chunk, discard=discard)
             await self._forget_old(producer)
         except ProducerFenced as error:
             raise BrokerError("another redrive was started meanwhile; this one stopped, nothing is doubled") from error
@@ -159,20 +178,30 @@ class Redrive:
         else:
             self._done[position] = _decode(record.value).letter_ms
 
-    async def _letters(self) -> AsyncIterator[DeadLetter]:
-        """What is selected and may be moved, partition by partition."""
+    async def _letters(self, *, discard: bool = False) -> AsyncIterator[DeadLetter]:
+        """What is selected and may be moved (or discarded), partition by partition."""
         tps = [TopicPartition(self._dead, p) for p in range(self._counts.get(self._dead, 0))]
         async with probe(self._settings.kafka) as consumer:
-            starts, ends = await self._bounds(consumer, tps)
-            total, before = sum(ends[tp] - starts[tp] for tp in tps), 0
-            for tp in tps:
-                async for record in read_tail(consumer, tp, starts[tp], ends[tp]):  # not what this run brings back
+            ranges = await self._ranges(consumer, tps)
+            total, before = sum(end - start for _, start, end in ranges), 0
+            for tp, start, end in ranges:
+                async for record in read_tail(consumer, tp, start, end):  # not what this run brings back
                     letter = examine(record, self._targets)
-                    self._progress(before + record.offset - starts[tp] + 1, total)
-                    if self._selection.takes(letter) and self._may_move(letter):
+                    self._progress(before + record.offset - start + 1, total)
+                    if self._selection.takes(letter) and self._may_move(letter, discard=discard):
                         yield letter
-                before += ends[tp] - starts[tp]
+                before += end - start
             self._progress(total, total)
+
+    async def _ranges(
+        self, consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition]
+    ) -> list[tuple[TopicPartition, int, int]]:
+        """What is to be read: from an offset up to another."""
+        starts, ends = await self._bounds(consumer, tps)
+        if self._selection.positions is None:
+            return [(tp, starts[tp], ends[tp]) for tp in tps]
+        places = [(TopicPartition(self._dead, p), offset) for p, offset in self._selection.positions]
+        return [(tp, at, at + 1) for tp, at in places if tp in ends and starts[tp] <= at < ends[tp]]
 
     async def _bounds(
         self, consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition]
@@ -186,9 +215,11 @@ class Redrive:
             starts = {tp: ends[tp] if found.get(tp) is None else max(starts[tp], found[tp].offset) for tp in tps}
         return starts, ends
 
-    def _may_move(self, letter: DeadLetter) -> bool:
+    def _may_move(self, letter: DeadLetter, *, discard: bool) -> bool:
         if self._done.get(letter.position) == letter.at_ms:
             self.tally.already += 1
+        elif discard:
+            return True
         elif letter.topic not in self._counts:
             self.tally.no_topic += 1
         elif letter.attempt >= self._max_attempts:
@@ -199,17 +230,24 @@ class Redrive:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    async def _move(self, producer: aiokafka.AIOKafkaProducer, letters: list[DeadLetter]) -> None:
-        """One transaction: the records and their markers."""
+    def _value(self, letter: DeadLetter) -> bytes | None:
+        return self._edited.get(letter.position, letter.value)
+
+    async def _move(
+        self, producer: aiokafka.AIOKafkaProducer, letters: list[DeadLetter], *, discard: bool = False
+    ) -> None:
+        """One transaction: the records and their markers; of what is discarded, the markers."""
         if not letters:
             return
         begun, now_ms = time.monotonic(), int(time.time() * 1000)
         rows: dict[tuple[str, int], list[Row]] = {}
         markers: list[Row] = []
         for letter in letters:
-            place = (letter.topic, self._partition(letter))
-            rows.setdefault(place, []).append((letter.key, letter.value, list(letter.headers)))
-            marker = Marker(letter_ms=letter.at_ms, at_ms=now_ms, to=letter.topic, attempt=letter.attempt + 1)
+            to, attempt = ("", letter.attempt) if discard else (letter.topic, letter.attempt + 1)
+            if not discard:
+                place = (letter.topic, self._partition(letter))
+                rows.setdefault(place, []).append((letter.key, self._value(letter), list(letter.headers)))
+            marker = Marker(letter_ms=letter.at_ms, at_ms=now_ms, to=to, attempt=attempt)
             markers.append((letter.position.encode(), _encode(marker), []))
         rows[self._markers, 0] = markers
         await _write(producer, rows)

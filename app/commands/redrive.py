@@ -37,6 +37,7 @@ class When(click.ParamType):
 @cli.command("redrive", short_help="Send dead letters back to the stage that failed.")
 @click.option("--reason", "reasons", multiple=True, help="Only of this reason. May be given again, as all of these.")
 @click.option("--stage", "stages", multiple=True, help="Only of this stage, for example ingest-raw-events.")
+@click.option("--field", "fields", multiple=True, help="Only with this field at fault, as its header names it.")
 @click.option(
     "--id", "ids", multiple=True, help="Only this event id, or this place as partition/offset of dead-letter."
 )
@@ -50,6 +51,7 @@ class When(click.ParamType):
 def redrive(
     reasons: tuple[str, ...],
     stages: tuple[str, ...],
+    fields: tuple[str, ...],
     ids: tuple[str, ...],
     since: int | None,
     until: int | None,
@@ -70,7 +72,12 @@ def redrive(
     """  # noqa: D301 - the mark that keeps click from wrapping the examples
     logging.config.dictConfig(logging_config(settings))
     selection = Selection(
-        reasons=frozenset(reasons), stages=frozenset(stages), ids=frozenset(ids), since_ms=since, until_ms=until
+        reasons=frozenset(reasons),
+        stages=frozenset(stages),
+        fields=frozenset(fields),
+        ids=frozenset(ids),
+        since_ms=since,
+        until_ms=until,
     )
     if dry_run or not yes:
         look = Redrive(settings, selection, max_attempts=max_attempts)
@@ -95,7 +102,7 @@ def _show(tally: Tally, verb: str) -> None:
     for (reason, stage, topic), n in sorted(groups.items()):
         click.echo(f"{verb} {n:8}  {reason:18} of {stage} to {topic}")
     left = [
-        (tally.already, "sent back before"),
+        (tally.already, "sent back or discarded before"),
         (tally.too_often, "sent back too often (--max-attempts)"),
         (tally.no_topic, "without a topic that they could go to"),
     ]

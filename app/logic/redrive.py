@@ -11,7 +11,7 @@ import msgspec
 
 from models.events import Headers, Record
 
-__all__ = ["ATTEMPT", "ORIGIN", "DeadLetter", "Selection", "examine"]
+__all__ = ["ATTEMPT", "ORIGIN", "DeadLetter", "Selection", "examine", "position_of"]
 
 ATTEMPT, ORIGIN = "headrace.redrive-attempt", "headrace.redrive-origin"
 
@@ -73,6 +73,14 @@ class DeadLetter:
         return "" if found is None else str(found)
 
 
+def position_of(text: str) -> tuple[int, int] | None:
+    """Partition and offset of a position as `DeadLetter.position` has it; None where the text is none."""
+    partition, _, offset = text.partition("/")
+    if not (partition.isdecimal() and offset.isdecimal()) or len(partition) > 6 or len(offset) > 18:
+        return None
+    return int(partition), int(offset)
+
+
 def examine(record: Record, targets: Set[str]) -> DeadLetter:
     """What a record of the dead letter topic says.
 
@@ -120,16 +128,25 @@ class Selection:
 
     reasons: Set[str] = field(default_factory=frozenset)
     stages: Set[str] = field(default_factory=frozenset)
+    fields: Set[str] = field(default_factory=frozenset)
+    """Fields at fault; empty text is the whole record."""
     ids: Set[str] = field(default_factory=frozenset)
     """Event ids, or positions as `partition/offset`."""
     since_ms: int | None = None
     until_ms: int | None = None
     """Not this time any more."""
 
+    @property
+    def positions(self) -> list[tuple[int, int]] | None:
+        """Partitions and offsets, where nothing but positions is named: only these need to be read."""
+        found = [place for each in self.ids if (place := position_of(each)) is not None]
+        return sorted(found) if found and len(found) == len(self.ids) else None
+
     def takes(self, letter: DeadLetter) -> bool:
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (not self.stages or letter.stage in self.stages)
+            and (not self.fields or letter.field in self.fields)
             and (self.since_ms is None or letter.at_ms >= self.since_ms)
             and (self.until_ms is None or letter.at_ms < self.until_ms)
             and (not self.ids or letter.position in self.ids or letter.event_id in self.ids)

@@ -112,11 +112,11 @@ async def test_a_second_run_stops_the_first_and_nothing_is_doubled(
     first, begun, go_on = redrive(settings), asyncio.Event(), asyncio.Event()
     move = first._move
 
-    async def held(producer: Any, letters: Any) -> None:
+    async def held(producer: Any, letters: Any, **how: Any) -> None:
         if first.tally.moved.total() == 8:
             begun.set()
             await go_on.wait()
-        await move(producer, letters)
+        await move(producer, letters, **how)
 
     monkeypatch.setattr(first, "_move", held)
     running = asyncio.create_task(first.run())

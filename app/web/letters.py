@@ -1,0 +1,337 @@
+"""Dead letters for the console: grouped within a budget, one looked into, and sent back or discarded.
+
+The topic has no index, so a group is found by reading. The newest records are read first, a piece of each partition in
+turn, and what was found is shown meanwhile; a budget of records, bytes and seconds ends it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from dataclasses import field as made
+
+import aiokafka
+import msgspec
+from aiokafka.errors import KafkaError
+from aiokafka.structs import TopicPartition
+
+from agents.redrive import Marker, Redrive, Tally, targets_of
+from app import topics
+from app.delivery.probe import probe, read_tail, record_at
+from app.logic.redrive import DeadLetter, Selection, examine, position_of
+from app.settings import Settings
+from models.events import Headers
+
+__all__ = ["Budget", "Found", "Group", "Letters", "Opened", "Row", "Wanted"]
+
+PIECE_RECORDS = 1000
+"""Offsets read of a partition at a time: a fraction of a second, so that it can be ended and shows what it found."""
+ROWS_KEPT = 200
+"""Newest dead letters of a group that are shown one by one."""
+MAX_GROUPS = 500
+"""Further ones are counted together: headers of a stranger's records may say anything."""
+SHOWN_CHARS = 200
+MAX_ATTEMPTS = 5
+"""What came back so often isn't sent again before somebody finds out why; as `headrace redrive` has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a scan may cost."""
+
+    rows: int = 200_000
+    bytes: int = 128 << 20
+    seconds: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which dead letters are shown."""
+
+    text: str = ""
+    """In the event's id, the key, the value or the message."""
+    since_ms: int | None = None
+    handled: bool = False
+    """Also those that were sent back or discarded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One dead letter in short."""
+
+    position: str
+    at_ms: int
+    event_id: str
+    key: str
+    message: str
+    attempt: int
+    size_bytes: int | None
+    """None: it has no value."""
+    handled: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Dead letters of one reason, field, stage and topic."""
+
+    reason: str
+    field: str
+    stage: str
+    topic: str
+    """Where they'd be sent back to; empty when they can't be."""
+    count: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    rows: list[Row] = made(default_factory=list)
+    """The newest."""
+
+    def selection(self, wanted: Wanted) -> Selection | None:
+        """What an action on the whole group is about; None where that can't be said.
+
+        Without a search text it is all that there was when the scan met the newest, also what the scan didn't come to. With
+        one it is the rows that are shown, if these are all that were found.
+        """
+        if not wanted.text:
+            return Selection(
+                reasons=frozenset([self.reason]), fields=frozenset([self.field]), stages=frozenset([self.stage]),
+                since_ms=wanted.since_ms, until_ms=self.last_ms + 1,
+            )  # fmt: skip
+        return Selection(ids=frozenset(row.position for row in self.rows)) if self.count == len(self.rows) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a scan has found so far."""
+
+    groups: list[Group] = made(default_factory=list)
+    """The largest first."""
+    read: int = 0
+    total: int = 0
+    """Records in the topic, about: markers of transactions count too."""
+    bytes: int = 0
+    seconds: float = 0.0
+    partial: str = ""
+    """Why it ended before it had read all: `rows`, `bytes`, `seconds`, `kafka`. Empty while it goes on, and when it has."""
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """One dead letter, whole."""
+
+    letter: DeadLetter
+    headers: Headers
+    """All, as they stand on the dead letter topic."""
+    marker: Marker | None
+    """What became of it already."""
+
+    @property
+    def text(self) -> str | None:
+        """The value as text; None where it has none, or isn't UTF-8."""
+        try:
+            return None if self.letter.value is None else self.letter.value.decode()
+        except UnicodeDecodeError:
+            return None
+
+
+class Letters:
+    """The dead letters of a deployment.
+
+    Args:
+        settings: for Kafka and topics.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._dead, self._redriven = settings.topic("dead-letter"), settings.topic("redriven")
+        self._targets = targets_of(settings)
+        self._markers: dict[str, Marker] = {}
+        self._markers_next = 0
+        self._writing = asyncio.Lock()
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncIterator[Found]:
+        """Groups what there is, the newest first. Each step gives the same object, with more in it.
+
+        Closing the iterator ends it. When Kafka fails, what was found so far stands and `partial` says so.
+        """
+        found, groups, begun = Found(), dict[tuple[str, ...], Group](), time.monotonic()
+        try:
+            async with probe(self._settings.kafka) as consumer:
+                await self._learn_markers(consumer)
+                ranges = await self._ranges(consumer, wanted)
+                found.total = sum(end - start for start, end in ranges.values())
+                async for letter in self._newest(consumer, ranges):
+                    found.seconds = time.monotonic() - begun
+                    if letter is not None:
+                        found.read, found.bytes = found.read + 1, found.bytes + len(letter.value or b"")
+                        self._group(groups, letter, wanted)
+                        found.partial = _spent(found, budget)
+                    elif found.seconds >= budget.seconds:
+                        found.partial = "seconds"
+                    if found.partial:
+                        break
+                    if letter is None:
+                        found.groups = _sorted(groups)
+                        yield found
+        except (KafkaError, OSError, TimeoutError):
+            found.partial = "kafka"
+        found.groups, found.seconds, found.done = _sorted(groups), time.monotonic() - begun, True
+        yield found
+
+    async def _ranges(
+        self, consumer: aiokafka.AIOKafkaConsumer, wanted: Wanted
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        count = (await topics.counts(self._settings, [self._dead])).get(self._dead, 0)
+        tps = [TopicPartition(self._dead, partition) for partition in range(count)]
+        if not tps:
+            return {}
+        starts, ends = dict(await consumer.beginning_offsets(tps)), await consumer.end_offsets(tps)
+        if wanted.since_ms is not None:
+            later = await consumer.offsets_for_times(dict.fromkeys(tps, wanted.since_ms))
+            starts = {tp: ends[tp] if later.get(tp) is None else max(starts[tp], later[tp].offset) for tp in tps}
+        return {tp: (starts[tp], ends[tp]) for tp in tps if starts[tp] < ends[tp]}
+
+    async def _newest(
+        self, consumer: aiokafka.AIOKafkaConsumer, ranges: dict[TopicPartition, tuple[int, int]]
+    ) -> AsyncIterator[DeadLetter | None]:
+        """Dead letters from the end backwards, a piece of each partition in turn; None after each piece."""
+        left = dict(ranges)
+        while left:
+            for tp, (start, end) in list(left.items()):
+                begin = max(start, end - PIECE_RECORDS)
+                async for record in read_tail(consumer, tp, begin, end):
+                    yield examine(record, self._targets)
+                yield None
+                if begin > start:
+                    left[tp] = start, begin
+                else:
+                    del left[tp]
+
+    def _group(self, groups: dict[tuple[str, ...], Group], letter: DeadLetter, wanted: Wanted) -> None:
+        handled = self._handled(letter) is not None
+        if (handled and not wanted.handled) or not _has(letter, wanted.text):
+            return
+        key = (letter.reason, letter.field, letter.stage, letter.topic)
+        group = groups.get(key)
+        if group is None:
+            if len(groups) >= MAX_GROUPS:
+                key = ("", "", "", "")
+            group = groups.setdefault(key, Group(reason=key[0], field=key[1], stage=key[2], topic=key[3]))
+        group.count += 1
+        group.first_ms = min(group.first_ms or letter.at_ms, letter.at_ms)
+        group.last_ms = max(group.last_ms, letter.at_ms)
+        group.rows.append(_row(letter, handled=handled))
+        if len(group.rows) >= 2 * ROWS_KEPT:
+            group.rows = _newest_rows(group.rows)
+
+    def _handled(self, letter: DeadLetter) -> Marker | None:
+        marker = self._markers.get(letter.position)
+        return marker if marker is not None and marker.letter_ms == letter.at_ms else None
+
+    async def _learn_markers(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
+        """Reads what was added to the markers since the last time."""
+        if self._redriven not in await consumer.topics():
+            return
+        tp = TopicPartition(self._redriven, 0)
+        start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
+        if end < self._markers_next:  # the topic was made anew
+            self._markers, self._markers_next = {}, 0
+        async for record in read_tail(consumer, tp, max(start, self._markers_next), end):
+            position = (record.key or b"").decode("utf-8", "replace")
+            if record.value is None:
+                self._markers.pop(position, None)
+            else:
+                self._markers[position] = msgspec.json.decode(record.value, type=Marker)
+        self._markers_next = end
+
+    async def open(self, position: str) -> Opened | None:
+        """One dead letter; None where there is none at that position (any more)."""
+        place = position_of(position)
+        if place is None:
+            return None
+        tp, offset = TopicPartition(self._dead, place[0]), place[1]
+        if tp.partition >= (await topics.counts(self._settings, [self._dead])).get(self._dead, 0):
+            return None
+        async with probe(self._settings.kafka) as consumer:
+            await self._learn_markers(consumer)
+            start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
+            record = await record_at(consumer, tp, offset, end) if start <= offset < end else None
+        if record is None:
+            return None
+        letter = examine(record, self._targets)
+        return Opened(letter=letter, headers=list(record.headers), marker=self._handled(letter))
+
+    # -- acting ----------------------------------------------------------------------------------------------------
+
+    async def look(self, selection: Selection) -> Tally:
+        """What `redrive` would move. Writes nothing."""
+        return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS).look()
+
+    async def redrive(
+        self,
+        selection: Selection,
+        *,
+        edited: dict[str, bytes | None] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Tally:
+        """Sends back what is selected, each once; one run at a time.
+
+        Args:
+            selection: which.
+            edited: other values, by position.
+            progress: how many records were looked at, of how many.
+
+        Raises:
+            BrokerError: Kafka fails, or another program began a redrive; what was moved is marked. Retryable.
+        """
+        async with self._writing:
+            run = Redrive(
+                self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, edited=edited
+            )  # fmt: skip
+            return await run.run()
+
+    async def discard(
+        self, selection: Selection, *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Tally:
+        """Notes that nothing is to be done with what is selected: it isn't shown and isn't sent back any more.
+
+        Raises:
+            BrokerError: as `redrive`.
+        """
+        async with self._writing:
+            return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress).discard()
+
+
+def _spent(found: Found, budget: Budget) -> str:
+    if found.read >= budget.rows:
+        return "rows"
+    return "bytes" if found.bytes >= budget.bytes else ""
+
+
+def _has(letter: DeadLetter, text: str) -> bool:
+    if not text:
+        return True
+    raw = text.encode("utf-8", "surrogatepass")
+    return (
+        raw in (letter.value or b"") or raw in (letter.key or b"") or text in letter.message or text == letter.position
+    )
+
+
+def _row(letter: DeadLetter, *, handled: bool) -> Row:
+    return Row(
+        position=letter.position, at_ms=letter.at_ms, event_id=letter.event_id[:SHOWN_CHARS],
+        key=(letter.key or b"").decode("utf-8", "backslashreplace")[:SHOWN_CHARS], message=letter.message[:SHOWN_CHARS],
+        attempt=letter.attempt, size_bytes=None if letter.value is None else len(letter.value), handled=handled,
+    )  # fmt: skip
+
+
+def _newest_rows(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: row.at_ms, reverse=True)[:ROWS_KEPT]
+
+
+def _sorted(groups: dict[tuple[str, ...], Group]) -> list[Group]:
+    for group in groups.values():
+        group.rows = _newest_rows(group.rows)
+    return sorted(groups.values(), key=lambda group: (-group.count, group.reason, group.field))
