@@ -4,7 +4,8 @@
 #   docker run --rm -e HEADRACE_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 -v headrace:/data headrace
 #   docker run --rm -v headrace:/data --no-healthcheck headrace check
 #   docker run --rm --no-healthcheck -p 127.0.0.1:8080:8080 -e HEADRACE_GATEWAY__HOST=0.0.0.0 \
-#     -e HEADRACE_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 headrace web
+#     -e HEADRACE_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 headrace web --only gateway
+#   (the console as well: -e HEADRACE_CONSOLE__SECRET=$(openssl rand -hex 32), and headrace users add)
 #
 # A headrace.toml of your own: -v ./headrace.toml:/data/headrace.toml:ro
 

@@ -29,7 +29,7 @@ run: $(STAMP) ## start broker, model server, worker and a demo stream; Ctrl-C st
 
 test: $(STAMP) ## lint, types, and every test but the long ones (real Kafka, real model server)
 	@$(MAKE) --no-print-directory lint typecheck
-	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --durations=10 tests/unit tests/property tests/contract tests/integration tests/fault/test_kills.py
+	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile --durations=10 tests/unit tests/property tests/contract tests/integration tests/browser tests/fault/test_kills.py
 
 lint: $(STAMP) ## ruff and the import contract
 	@$(BIN)/ruff check .

@@ -36,6 +36,7 @@ def declare() -> None:
         tables_repartition,
         tables_state,
         trace,
+        users,
         web,
     )
     from app.settings import config_path

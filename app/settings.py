@@ -27,7 +27,7 @@ from app.settings_tasks import (
     TaskRule,
     TaskSettings,
 )
-from app.settings_web import GatewaySettings, ResultsSettings, ReviewsSettings
+from app.settings_web import LOOPBACK, ConsoleSettings, GatewaySettings, ResultsSettings, ReviewsSettings
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "CategorySettings",
     "ClassifySettings",
     "Condition",
+    "ConsoleSettings",
     "DeliverySettings",
     "ExampleSettings",
     "GatewaySettings",
@@ -60,7 +61,7 @@ __all__ = [
     "load",
 ]
 
-SECRETS = ("kafka.password", "llm.api_key", "web.token")
+SECRETS = ("kafka.password", "llm.api_key", "web.token", "console.secret", "console.token")
 """Fields that may come from the environment only."""
 
 
@@ -139,7 +140,7 @@ class WebSettings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.host not in ("127.0.0.1", "::1", "localhost") and not self.token.get_secret_value():
+        if self.host not in LOOPBACK and not self.token.get_secret_value():
             raise ValueError(f"web.host {self.host} is reachable by others: set HEADRACE_WEB__TOKEN, or use 127.0.0.1")
         return self
 
@@ -182,6 +183,7 @@ class Settings(BaseSettings):
     reviews: ReviewsSettings = ReviewsSettings()
     web: WebSettings = WebSettings()
     gateway: GatewaySettings = GatewaySettings()
+    console: ConsoleSettings = ConsoleSettings()
     log: LogSettings = LogSettings()
 
     @classmethod

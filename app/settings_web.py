@@ -1,12 +1,14 @@
-"""Settings of the gateway: what it listens on, and what it takes."""
+"""Settings of `headrace web`: the gateway, what it listens on and takes; and the console, who gets in."""
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator
 
 from app.settings_base import Section
 
-__all__ = ["GatewaySettings", "ResultsSettings", "ReviewsSettings", "Scope"]
+__all__ = ["LOOPBACK", "ConsoleSettings", "GatewaySettings", "ResultsSettings", "ReviewsSettings", "Scope"]
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Scope = Literal["produce", "read", "review", "admin"]
 """What an API key may do. admin may do all."""
@@ -37,10 +39,14 @@ class ReviewsSettings(Section):
 
 
 class GatewaySettings(Section):
-    """HTTP and WebSocket: events in, results out (`headrace web`)."""
+    """HTTP and WebSocket: events in, results out (`headrace web`). Host, port and connections hold for the console too."""
 
     host: str = Field("127.0.0.1", description="Loopback. It is plain HTTP: put TLS in front of anything else.")
     port: int = Field(8080, ge=0, le=65535, description="0: any free one, which the log names.")
+    trusted_proxies: list[str] = Field(
+        default_factory=list,
+        description="Addresses or networks whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's.",
+    )
     source: str = Field("", description="The source that events belong to without `?source=`; empty: the first one.")
     max_body_bytes: int = Field(
         8 << 20, ge=1024, description="Of a request, unpacked. A list of 1,000 usual events has a tenth of it."
@@ -89,3 +95,42 @@ class GatewaySettings(Section):
     keep_alive_s: float = Field(
         15.0, gt=0, description="A stream without results says so this often: proxies cut idle ones after 30 s or more."
     )
+
+
+class ConsoleSettings(Section):
+    """Pages for people (`headrace web`): who gets in, and for how long."""
+
+    secret: SecretStr = Field(
+        SecretStr(""),
+        description="Signs session cookies; 32 characters or more, from the environment only. Empty: a random one for each "
+        "start, on loopback alone.",
+    )
+    token: SecretStr = Field(
+        SecretStr(""),
+        description="Of the link with which the first person gets in, on loopback and while there are no users. "
+        "`headrace run` sets it; empty: a random one. From the environment only.",
+    )
+    session_s: float = Field(
+        43_200.0, ge=60, le=7 * 86_400, description="A login ends after this time, whatever is done: a working day."
+    )
+    secure_cookies: Literal["auto", "on", "off"] = Field(
+        "auto", description="Cookies only over HTTPS. auto: unless gateway.host is loopback."
+    )
+    origins: list[str] = Field(
+        default_factory=list,
+        description="Origins (`https://console.example.org`) that the console is reached by where a proxy changes the header "
+        "Host; empty: the host that was asked for.",
+    )
+    login_failures: int = Field(
+        5, ge=1, le=100, description="Failed logins of a user or from an address, after which it has to wait."
+    )
+    login_wait_s: float = Field(
+        30.0, ge=1, description="The first such wait; each further failure doubles it, up to a quarter of an hour."
+    )
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, secret: SecretStr) -> SecretStr:
+        if 0 < len(secret.get_secret_value()) < 32:
+            raise ValueError("32 characters or more; `openssl rand -hex 32` makes one")
+        return secret

@@ -93,6 +93,14 @@ OURS = (
         name="gateway-replies", key="hash of key and Idempotency-Key", value="hash of the body, status and reply",
         written_by="gateway", partitions=1, config={"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS)},
     ),
+    Topic(
+        name="console-users", key="user, or session that was ended", value="role, hash of the password, times",
+        written_by="headrace users, console", partitions=1, config={"cleanup.policy": "compact"},
+    ),
+    Topic(
+        name="console-audit", key="user", value="what somebody did in the console", written_by="console", partitions=1,
+        config={"cleanup.policy": "delete", "retention.ms": str(365 * DAY_MS)},
+    ),
 )  # fmt: skip
 
 

@@ -5,20 +5,16 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import aiokafka
 import click
 import msgspec
-from aiokafka.structs import TopicPartition
 from faust.cli.base import cli
 
-from app import topics
 from app.commands.fleet import run
 from app.core import logging_config, settings
-from app.delivery.probe import probe, read_tail
 from app.errors import HeadraceError
-from app.kafka import client_kwargs
 from app.settings_web import Scope
-from app.web.keys import SCOPES, ApiKey, KeyRing, encode_key, new_key
+from app.web import roster
+from app.web.keys import SCOPES, ApiKey, KeyRing, new_key
 
 __all__ = ["keys"]
 
@@ -79,20 +75,10 @@ def _time(at_ms: int) -> str:
 
 
 async def _write(key: ApiKey) -> None:
-    await topics.ensure(settings)
-    producer = aiokafka.AIOKafkaProducer(acks="all", **client_kwargs(settings.kafka))
-    await producer.start()
-    try:
-        await producer.send_and_wait(settings.topic("api-keys"), encode_key(key), key.id.encode(), partition=0)
-    finally:
-        await producer.stop()
+    await roster.write(settings, "api-keys", key.id, key)
 
 
 async def _read() -> KeyRing:
-    ring, tp = KeyRing(), TopicPartition(settings.topic("api-keys"), 0)
-    async with probe(settings.kafka) as consumer:
-        if tp.topic in await consumer.topics():
-            start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
-            async for record in read_tail(consumer, tp, start, end):
-                ring.apply(record)
+    ring = KeyRing()
+    await roster.read(settings, "api-keys", ring.apply)
     return ring

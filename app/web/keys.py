@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import get_args
 
 import msgspec
-from aiokafka.structs import ConsumerRecord
 
 from app.settings_web import Scope
+from app.web.roster import Roster
 
 __all__ = ["SCOPES", "ApiKey", "KeyRing", "encode_key", "new_key"]
 
@@ -40,7 +40,6 @@ class ApiKey(msgspec.Struct, kw_only=True, frozen=True):
 
 
 encode_key = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(ApiKey).decode
 
 
 def new_key(scopes: Iterable[Scope], name: str, now_ms: int) -> tuple[str, ApiKey]:
@@ -51,23 +50,15 @@ def new_key(scopes: Iterable[Scope], name: str, now_ms: int) -> tuple[str, ApiKe
     return token, ApiKey(id=key_id, sha256=digest, scopes=list(scopes), name=name, created_ms=now_ms)
 
 
-class KeyRing:
+class KeyRing(Roster[ApiKey]):
     """All keys of the deployment, as the topic tells them."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, ApiKey] = {}
+        super().__init__(ApiKey, lambda key: key.id)
 
-    def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
-        """Takes a record of the topic. One that can't be read takes its key away: nobody gets in by damage."""
-        key_id = (record.key or b"").decode("utf-8", "replace")
-        try:
-            key = _decode(record.value) if record.value else None
-        except msgspec.MsgspecError:
-            key = None
-        if key is None or key.id != key_id:
-            self.keys.pop(key_id, None)
-        else:
-            self.keys[key_id] = key
+    @property
+    def keys(self) -> dict[str, ApiKey]:
+        return self.entries
 
     def holds(self, key_id: str) -> bool:
         """The key is still there and not revoked: asked by what began with it and goes on."""

@@ -43,7 +43,7 @@ class ListWriter(Writer):
             found.append(RecordMetadata(topic, 0, TopicPartition(topic, 0), offset, None, 0, 0))
         return found
 
-    async def send_aside(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+    async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
         """Nobody else is there to read it."""
 
 

@@ -56,11 +56,11 @@ class WebProcess:
         except httpx.HTTPError:
             return False
 
-    def command(self, *arguments: str) -> str:
-        """Runs another command with the same settings; returns what it printed."""
+    def command(self, *arguments: str, given: str = "") -> str:
+        """Runs another command with the same settings and standard input; returns what it printed."""
         done = subprocess.run(
             [sys.executable, "-m", "app", *arguments],
-            env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL,
+            env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False, input=given,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

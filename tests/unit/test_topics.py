@@ -15,9 +15,10 @@ from tests.helpers.topics import create
 OURS = {
     "rekeyed", "window-events", "agg-events", "late-events", "agent-trigger",
     "clean-events", "sink-noise", "dead-letter", "model-requests", "ai-results", "manual-review", "review-decisions",
-    "workers", "budget", "budget-grants", "api-keys", "redriven", "gateway-replies",
+    "workers", "budget", "budget-grants", "api-keys", "redriven", "gateway-replies", "console-users",
+    "console-audit",
 }  # fmt: skip
-SINGLE = {"workers", "budget-grants", "api-keys", "redriven", "gateway-replies"}
+SINGLE = {"workers", "budget-grants", "api-keys", "redriven", "gateway-replies", "console-users", "console-audit"}
 """Topics of one partition."""
 
 

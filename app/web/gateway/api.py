@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,7 +22,7 @@ from app.web.gateway import events, results, streams, tables
 from app.web.gateway.context import Gateway, gateway_of, need, request_id_of
 from app.web.gateway.problems import Problem, problem_response
 
-__all__ = ["OPEN_PATHS", "build"]
+__all__ = ["OPEN_PATHS", "build", "watched"]
 
 log = logging.getLogger("headrace.web")
 
@@ -140,9 +141,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway.announced.run(),
         gateway.live.run(),
     ]
-    tasks = [asyncio.create_task(loop) for loop in loops]
-    for task in tasks:
-        task.add_done_callback(_watch)
+    tasks = [watched(loop) for loop in loops]
     try:
         yield
     finally:
@@ -153,9 +152,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.workers.close()
 
 
+def watched(loop: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Runs it beside the requests; if it fails, the process ends with its reason."""
+    task = asyncio.create_task(loop)
+    task.add_done_callback(_watch)
+    return task
+
+
 def _watch(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.critical("gateway: a helper task failed", exc_info=task.exception())
+        log.critical("web: a helper task failed", exc_info=task.exception())
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import aiokafka
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError
 from aiokafka.structs import RecordMetadata
 
 from app import topics
@@ -167,14 +167,15 @@ class Writer:
                     await self._producer.stop()
             self._producer = None
 
-    async def send_aside(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+    async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
         """Writes one record beside the events.
 
         Raises:
             KafkaError: it isn't known to be stored.
             TimeoutError: likewise.
         """
-        assert self._producer is not None
+        if self._producer is None:
+            raise KafkaConnectionError("Kafka hasn't been reached yet")
         async with asyncio.timeout(self._timeout_s):
             await self._producer.send_and_wait(topic, value, key, partition)
 

@@ -1,29 +1,33 @@
-"""Serves the gateway: uvicorn, with limits on headers that it lacks, and a drain before it closes."""
+"""Serves gateway and console: uvicorn, with limits on headers that it lacks, and a drain before it closes."""
 
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.core import free_port
 from app.settings import Settings
-from app.web.gateway.api import build
-from app.web.gateway.context import Gateway
 
-__all__ = ["serve"]
+__all__ = ["Part", "serve"]
+
+Part = Literal["gateway", "console"]
 
 log = logging.getLogger("headrace.web")
 
 WEBSOCKET_MESSAGE_BYTES = 64 << 10
-"""Clients send filters and nothing else."""
+"""Clients of the gateway send filters and nothing else."""
+CONSOLE_MESSAGE_BYTES = 1 << 20
+"""What Socket.IO takes as well: an edited record comes in one message."""
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class Protocol(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
     """Headers must come whole within a time, and stay within a size: uvicorn bounds neither (0.54)."""
 
     max_header_bytes = 64 << 10
@@ -79,19 +83,25 @@ class Protocol(HttpToolsProtocol):
             self._timer = None
 
 
+class Drained(Protocol):
+    """What serves, and is told before it ends."""
+
+    draining: bool
+
+
 class Server(uvicorn.Server):
     """SIGTERM: first /readyz says no, so that a balancer looks elsewhere; then uvicorn's own shutdown."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, served: Drained, drain_s: float) -> None:
         super().__init__(config)
-        self._gateway, self._drain_s = gateway, drain_s
+        self._served, self._drain_s = served, drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._gateway.draining:
+        if self._served.draining:
             self.should_exit = self.force_exit = sig == signal.SIGINT or self.force_exit
             return
-        self._gateway.draining = True
-        log.info("gateway: stopping")
+        self._served.draining = True
+        log.info("web: stopping")
         self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_s, self._exit)
 
     def _exit(self) -> None:
@@ -102,23 +112,42 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
 
-async def serve(settings: Settings, port: int | None) -> None:
+async def serve(settings: Settings, port: int | None, only: Part | None, say: Callable[[str], None]) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Args:
         settings: the tree.
         port: instead of gateway.port.
+        only: one part of it; None: both.
+        say: shows a line to whoever started it.
+
+    Raises:
+        SettingsError: the console may not be served so.
     """
     limits = settings.gateway
-    app = build(settings)
     wanted = limits.port if port is None else port
     chosen = free_port(limits.host, 0) if wanted == 0 else wanted
-    Protocol.max_header_bytes, Protocol.header_timeout_s = limits.max_header_bytes, limits.header_timeout_s
+    url = f"http://{limits.host}:{chosen}"
+    app, served = _build(settings, only, url, say)
+    Connection.max_header_bytes, Connection.header_timeout_s = limits.max_header_bytes, limits.header_timeout_s
     config = uvicorn.Config(
-        app, host=limits.host, port=chosen, http=Protocol, ws="websockets-sansio", lifespan="on", log_config=None,
-        access_log=False, server_header=False, proxy_headers=False, limit_concurrency=limits.max_connections,
-        timeout_graceful_shutdown=max(1, int(limits.close_timeout_s)), ws_max_size=WEBSOCKET_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
+        app, host=limits.host, port=chosen, http=Connection, ws="websockets-sansio", lifespan="on", log_config=None,
+        access_log=False, server_header=False, limit_concurrency=limits.max_connections,
+        proxy_headers=bool(limits.trusted_proxies), forwarded_allow_ips=limits.trusted_proxies,
+        timeout_graceful_shutdown=max(1, int(limits.close_timeout_s)), ws_per_message_deflate=False,
+        ws_max_size=WEBSOCKET_MESSAGE_BYTES if only == "gateway" else CONSOLE_MESSAGE_BYTES,
     )  # fmt: skip
-    log.info("gateway: http://%s:%d", limits.host, chosen)
-    await Server(config, app.state.gateway, limits.drain_s).serve()
+    log.info("web: %s", url)
+    await Server(config, served, limits.drain_s).serve()
+
+
+def _build(settings: Settings, only: Part | None, url: str, say: Callable[[str], None]) -> tuple[ASGIApp, Drained]:
+    if only == "gateway":  # without loading NiceGUI
+        from app.web.gateway.api import build
+
+        app = build(settings)
+        gateway: Drained = app.state.gateway
+        return app, gateway
+    from app.web.console.app import both, console_alone
+
+    return (both if only is None else console_alone)(settings, url, say)

@@ -1,0 +1,204 @@
+"""The parts of the console that its pages share, and the one who looks at a page."""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from aiokafka.errors import KafkaError
+from nicegui import Client, context
+from starlette.requests import Request
+
+from app.settings import Settings
+from app.settings_web import LOOPBACK
+from app.web.console.attempts import Attempts
+from app.web.console.sessions import Session, Sessions
+from app.web.console.texts import Language, text
+from app.web.follow import Follower
+from app.web.gateway.context import Gateway
+from app.web.gateway.workers import Workers
+from app.web.gateway.writer import Writer
+from app.web.users import Role, UserBook
+
+__all__ = ["STALE_S", "Console", "Visit", "close_page", "visit_now", "visit_of", "visiting", "zone_of"]
+
+log = logging.getLogger("headrace.web")
+
+STALE_S = 30.0
+"""Users that couldn't be read for so long: nobody new gets in, and nobody may do more than look."""
+SWEEP_S = 1.0
+
+
+class Console:
+    """The parts, without anything that runs yet.
+
+    Args:
+        settings: the tree.
+        url: where this process listens.
+        gateway: of the same process; its Kafka clients are shared.
+    """
+
+    def __init__(self, settings: Settings, url: str, gateway: Gateway | None = None) -> None:
+        self.settings, self.url = settings, url
+        self.book = UserBook()
+        self.users = Follower(settings, settings.topic("console-users"), self.book.apply)
+        self.sessions = Sessions(settings.console, self.book)
+        self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
+        self.writer = gateway.writer if gateway else Writer(settings)
+        self.workers = gateway.workers if gateway else Workers(settings)
+        self._announced = Follower(settings, settings.topic("workers"), self.workers.apply)
+        self._shared = gateway is not None
+        self.link_token = settings.console.token.get_secret_value() or secrets.token_urlsafe(32)
+        self.link_used = False
+        self.draining = False
+
+    @property
+    def loopback(self) -> bool:
+        return self.settings.gateway.host in LOOPBACK
+
+    @property
+    def secure_cookies(self) -> bool:
+        wanted = self.settings.console.secure_cookies
+        return wanted == "on" or (wanted == "auto" and not self.loopback)
+
+    @property
+    def not_ready(self) -> str:
+        """Why logins would fail now; empty when they wouldn't."""
+        if self.draining:
+            return "stopping"
+        if not self.writer.reachable:
+            return "Kafka isn't reachable"
+        return "" if self.users_known else "users aren't read yet"
+
+    @property
+    def users_known(self) -> bool:
+        """All users are read, and were lately."""
+        return self.users.caught_up.is_set() and self.users.silent_s < STALE_S
+
+    @property
+    def link_open(self) -> bool:
+        """Whether the link in the terminal lets somebody in: on loopback, as long as there are no users, once."""
+        return self.loopback and self.users_known and not self.book.entries and not self.link_used
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs beside the pages."""
+        own = [] if self._shared else [self.writer.run(), self._announced.run()]
+        return [self.users.run(), self._sweep(), *own]
+
+    async def _sweep(self) -> None:
+        """Closes the pages of sessions that don't hold any more, and lets records of old sessions go."""
+        while True:
+            self.sessions.current = self.users_known
+            for client in list(Client.instances.values()):
+                visit = visit_of(client)
+                if visit is not None and visit.console is self and self.sessions.role(visit.session) is None:
+                    close_page(client)
+            for key in self.sessions.forgotten() if self.writer.reachable else ():
+                with contextlib.suppress(KafkaError, TimeoutError):
+                    await self.writer.send_aside(self.settings.topic("console-users"), key.encode(), None)
+            await asyncio.sleep(SWEEP_S)
+
+    async def end_session(self, session: Session) -> None:
+        """Logs out: also after a restart, and in all its pages.
+
+        Raises:
+            KafkaError: it ends here alone, and would hold again after a restart.
+            TimeoutError: likewise.
+        """
+        key, value = self.sessions.end(session)
+        for client in list(Client.instances.values()):
+            visit = visit_of(client)
+            if visit is not None and visit.session.id == session.id:
+                close_page(client)
+        await self.writer.send_aside(self.settings.topic("console-users"), key.encode(), value)
+
+
+def close_page(client: Client) -> None:
+    """Takes a page away: the browser loads it anew, which leads to the login, and no handler of it is reachable."""
+    if not client.storage.get("closing"):
+        client.storage["closing"] = True
+        client.run_javascript("location.reload()")
+        asyncio.get_running_loop().call_later(SWEEP_S, functools.partial(_delete, client))
+
+
+def _delete(client: Client) -> None:
+    if not client.is_deleted:
+        client.delete()
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """One who looks at one page: who, in which language and zone, and the console's parts."""
+
+    console: Console
+    session: Session
+    request: Request
+    language: Language
+    zone: ZoneInfo
+    dark: bool | None
+    """None: as the system is."""
+    address: str
+
+    def t(self, key: str, **values: object) -> str:
+        """A text in the viewer's language."""
+        return text(self.language, key, **values)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Parameters of the page's address."""
+        return dict(self.request.query_params)
+
+    def may(self, role: Role) -> bool:
+        """Whether the viewer may do what a role is needed for, at this moment."""
+        return self.console.sessions.may(self.session, role)
+
+    def time(self, at_ms: float | None) -> str:
+        """A time in the viewer's zone; a dash without one."""
+        if at_ms is None:
+            return "–"
+        try:
+            return datetime.fromtimestamp(at_ms / 1000, self.zone).strftime("%Y-%m-%d %H:%M:%S")
+        except (OverflowError, ValueError, OSError):
+            return str(at_ms)
+
+    def age(self, at_ms: float) -> str:
+        """How long ago, in seconds, minutes or hours."""
+        seconds = max(0.0, time.time() - at_ms / 1000)
+        for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+            if seconds >= 2 * size:
+                return f"{seconds / size:.0f} {unit}"
+        return f"{seconds:.0f} s"
+
+
+visiting: contextvars.ContextVar[Visit | None] = contextvars.ContextVar("visiting", default=None)
+"""The visit that a request is of. Handlers of a page's events have `visit_now`."""
+
+
+def visit_of(client: Client) -> Visit | None:
+    """The visit that a page was made for; None: of no page of ours."""
+    try:
+        found = client.request.scope.get("state", {}).get("visit")
+    except RuntimeError:  # it was made for no request
+        return None
+    return found if isinstance(found, Visit) else None
+
+
+def visit_now() -> Visit | None:
+    """The visit of the page whose handler runs."""
+    return visit_of(context.client)
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """A time zone as a browser names it; UTC for what isn't one."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return ZoneInfo("UTC")

@@ -1,0 +1,186 @@
+"""The login: a plain form without scripts, and the link that the first person gets in by."""
+
+import asyncio
+import html
+import logging
+import secrets
+from collections.abc import Mapping
+from urllib.parse import parse_qs, quote, urlencode
+
+from aiokafka.errors import KafkaError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from app.web.console.audit import note
+from app.web.console.context import Console
+from app.web.console.sessions import COOKIE
+from app.web.console.texts import Language, chosen, text
+from app.web.users import User, verify_password
+
+__all__ = ["LOGIN", "Login", "language_of", "plain_page", "safe_next"]
+
+log = logging.getLogger("headrace.web")
+
+LOGIN = "/login"
+MAX_FORM_BYTES = 8 << 10
+FORM_TIMEOUT_S = 10.0
+HASHES_AT_ONCE, HASHES_WAITING = 2, 20
+"""Each takes 64 MiB and a core for a fifth of a second."""
+
+CSP = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
+
+PAGE = """<!doctype html>
+<html lang="{lang}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>headrace</title><style>
+body {{ font: 16px/1.5 system-ui, sans-serif; display: grid; place-items: center; min-height: 95vh; margin: 0 }}
+main {{ width: min(22rem, 90vw) }} label {{ display: block; margin: .8rem 0 }}
+input, button {{ font: inherit; width: 100%; box-sizing: border-box; padding: .5rem; border-radius: 4px }}
+input {{ border: 1px solid #8888 }}
+button {{ background: #1565c0; color: #fff; border: 0; cursor: pointer }}
+.why {{ color: #d32f2f }} code {{ background: #8882; padding: .2rem .4rem; border-radius: 4px }}
+</style></head><body><main><h1>headrace</h1>{body}</main></body></html>"""
+
+FORM = """<p class="why" role="alert">{why}</p><form method="post" action="{action}">
+<label>{user}<input name="user" autocomplete="username" autocapitalize="none" maxlength="64" required autofocus></label>
+<label>{password}<input name="password" type="password" autocomplete="current-password" maxlength="1024" required></label>
+<input type="hidden" name="next" value="{next}"><button>{log_in}</button></form>"""
+
+
+def plain_page(request: Request, status: int, body: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A page without scripts. `body` is HTML: escape what is put in."""
+    lang = "zh-CN" if language_of(request) == "zh" else "en"
+    return HTMLResponse(PAGE.format(lang=lang, body=body), status, {"Content-Security-Policy": CSP, **(headers or {})})
+
+
+def language_of(request: Request) -> Language:
+    """The language to speak to whoever sent this."""
+    return chosen(request.cookies.get("headrace_language"), request.headers.get("accept-language", ""))
+
+
+def safe_next(target: str) -> str:
+    """Where to go after the login: a path of this console, whatever was asked for."""
+    plain = target.isprintable() and "\\" not in target and len(target) <= 2000
+    return target if plain and target.startswith("/") and not target.startswith(("//", LOGIN)) else "/"
+
+
+class Login:
+    """Handles `/login`, and `/?token=`."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._turns = asyncio.Semaphore(HASHES_AT_ONCE)
+        self._waiting = 0
+
+    def show(self, request: Request) -> Response:
+        """The form; what was asked for before is gone to after it."""
+        if not self._console.users_known:
+            return self._form(request, 503, "users_unknown", headers={"Retry-After": "2"})
+        return self._form(request, 200)
+
+    async def submit(self, request: Request, address: str) -> Response:
+        """Checks user and password. Failures are counted before the password is looked at."""
+        try:
+            given = await _form_of(request)
+        except (ValueError, TimeoutError):
+            return self._form(request, 400, "wrong")
+        console, name = self._console, given.get("user", "")
+        if not console.users_known:
+            return self._form(request, 503, "users_unknown", headers={"Retry-After": "2"})
+        wait_s = console.attempts.wait_s(name, address)
+        if wait_s or self._waiting >= HASHES_WAITING:
+            seconds = max(1, int(wait_s + 0.999))
+            why = "wait" if wait_s else "busy"
+            return self._form(request, 429, why, headers={"Retry-After": str(seconds)}, seconds=seconds)
+        console.attempts.failed(name, address)
+        user = console.book.entries.get(name)
+        if not await self._verified(user, given.get("password", "")):
+            log.warning("console: a login as %r from %s failed", name[:64], address)
+            return self._form(request, 401, "wrong")
+        console.attempts.succeeded(name, address)
+        return await self.enter(request, user, address, safe_next(given.get("next", "/")))
+
+    async def _verified(self, user: User | None, password: str) -> bool:
+        self._waiting += 1
+        try:
+            async with self._turns:
+                return await verify_password(user, password)
+        finally:
+            self._waiting -= 1
+
+    async def by_link(self, request: Request, address: str) -> Response:
+        """The link of the terminal: on loopback, once, while there are no users."""
+        console = self._console
+        given = request.query_params.get("token", "")
+        right = secrets.compare_digest(given.encode(), console.link_token.encode())
+        if not right or not console.link_open or console.attempts.wait_s("", address):
+            if not right:
+                console.attempts.failed("", address)
+            used = right and console.link_used
+            return self._form(request, 401, "link_used" if used else "")
+        console.link_used = True
+        return await self.enter(request, None, address, "/")
+
+    async def enter(self, request: Request, user: User | None, address: str, target: str) -> Response:
+        """A new session, whatever the browser had before."""
+        session, cookie = self._console.sessions.begin(user)
+        try:
+            await note(self._console, session.user, address, "login")
+        except (KafkaError, TimeoutError) as error:  # looking at what is wrong must be possible then
+            log.warning("console: the login of %s isn't in the audit topic (%s)", session.user, type(error).__name__)
+        reply = RedirectResponse(_prefixed(request, target), 303)
+        reply.headers.append("Set-Cookie", self.cookie(cookie))
+        return reply
+
+    def cookie(self, value: str) -> str:
+        """The header that sets the session's cookie; empty: that takes it away."""
+        parts = [f"{COOKIE}={value}", "Path=/", "HttpOnly", "SameSite=Lax"]
+        if self._console.secure_cookies:
+            parts.append("Secure")
+        if not value:
+            parts.append("Max-Age=0")
+        return "; ".join(parts)
+
+    def to_login(self, request: Request) -> Response:
+        """Leads there, and back afterwards."""
+        asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        target = "" if asked == "/" else "?" + urlencode({"next": asked[:2000]})
+        reply = RedirectResponse(_prefixed(request, LOGIN) + target, 303)
+        if COOKIE in request.cookies:
+            reply.headers.append("Set-Cookie", self.cookie(""))
+        return reply
+
+    def _form(
+        self, request: Request, status: int, why: str = "", headers: Mapping[str, str] | None = None, **values: object
+    ) -> Response:
+        language = language_of(request)
+        said = text(language, why, **values) if why else ""
+        body = FORM.format(
+            why=html.escape(said), user=text(language, "user"), password=text(language, "password"),
+            log_in=text(language, "log_in"), action=html.escape(_prefixed(request, LOGIN)),
+            next=html.escape(safe_next(request.query_params.get("next", "/"))),
+        )  # fmt: skip
+        if self._console.users_known and not self._console.book.entries:
+            body += f"<p>{text(language, 'no_users')}</p><p><code>headrace users add NAME --role admin</code></p>"
+        return plain_page(request, status, body, headers)
+
+
+def _prefixed(request: Request, path: str) -> str:
+    """A path of ours as the browser sees it, behind a proxy that strips a prefix."""
+    return str(request.scope.get("headrace_prefix", "")) + quote(path, safe="/?&=%:@!$'()*+,;~#")
+
+
+async def _form_of(request: Request) -> dict[str, str]:
+    """The fields of a form.
+
+    Raises:
+        ValueError: it is too large, or no form.
+        TimeoutError: it didn't come.
+    """
+    body = b""
+    async with asyncio.timeout(FORM_TIMEOUT_S):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_FORM_BYTES:
+                raise ValueError("too large")
+    fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=10)
+    return {name: values[0] for name, values in fields.items()}

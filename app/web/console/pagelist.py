@@ -1,0 +1,39 @@
+"""Every page of the console, once: what it is called, where it is, who may see it, what draws it.
+
+Navigation, keys, routes and their guard come from here; a test walks it.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from app.web.console.context import Visit
+from app.web.console.pages import overview
+from app.web.users import Role
+
+__all__ = ["PAGES", "Page", "page_at"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page."""
+
+    name: str
+    """Its title is the text `page_NAME`."""
+    path: str
+    role: Role
+    """Who may see it."""
+    key: str
+    """`g` and this letter lead to it."""
+    icon: str
+    """Of Google's Material icons."""
+    build: Callable[[Visit], Awaitable[None]]
+    """Draws the content; within 3 s, so what takes longer is loaded by a task after it is shown."""
+
+
+PAGES = (
+    Page(name="overview", path="/", role="viewer", key="o", icon="monitoring", build=overview.build),
+)  # fmt: skip
+
+
+def page_at(path: str) -> Page | None:
+    return next((page for page in PAGES if page.path == path), None)

@@ -1,0 +1,95 @@
+"""Sessions: signed cookies that say who somebody is, and what takes them away again.
+
+A cookie is enough to know its session, so a restart of the console ends none. It holds until `console.session_s` has passed,
+until it is ended (a logout, kept in `console-users`), and until its user gets another role or password, or is removed.
+"""
+
+import secrets
+import time
+
+import itsdangerous
+import msgspec
+
+from app.settings_web import ConsoleSettings
+from app.web.users import SESSION, Role, User, UserBook, may
+
+__all__ = ["COOKIE", "LOCAL_USER", "Session", "Sessions"]
+
+COOKIE = "headrace_session"
+LOCAL_USER = "(local)"
+"""Who came in by the link in the terminal. No user can be called so."""
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is logged in, from when on."""
+
+    id: str
+    user: str
+    begun_ms: int
+    changed_ms: int = 0
+    """`User.changed_ms` as it was at the login."""
+    process: str = ""
+    """Of who came in by the link: the process that showed it."""
+
+
+class Sessions:
+    """Makes sessions, and tells which still hold.
+
+    Args:
+        settings: secret, and how long they last.
+        book: the users.
+    """
+
+    def __init__(self, settings: ConsoleSettings, book: UserBook) -> None:
+        self._settings, self._book = settings, book
+        secret = settings.secret.get_secret_value() or secrets.token_hex(32)
+        self._signer = itsdangerous.URLSafeSerializer(secret, salt="headrace console session")
+        self.process = secrets.token_hex(16)
+        self.current = True
+        """False while it can't be known what changed of the users: then nobody may do more than look."""
+
+    def begin(self, user: User | None) -> tuple[Session, str]:
+        """A new session and its cookie; None: of whoever came in by the link."""
+        session = Session(
+            id=secrets.token_urlsafe(24),
+            user=user.name if user else LOCAL_USER,
+            begun_ms=int(time.time() * 1000),
+            changed_ms=user.changed_ms if user else 0,
+            process="" if user else self.process,
+        )
+        cookie = self._signer.dumps(msgspec.to_builtins(session))
+        return session, cookie if isinstance(cookie, str) else cookie.decode()
+
+    def of(self, cookie: str | None) -> Session | None:
+        """The session of a cookie, if it holds."""
+        if not cookie:
+            return None
+        try:
+            session = msgspec.convert(self._signer.loads(cookie), Session)
+        except (itsdangerous.BadData, msgspec.ValidationError):
+            return None
+        return session if self.role(session) else None
+
+    def role(self, session: Session) -> Role | None:
+        """What a session's user is now; None: it doesn't hold any more."""
+        if session.id in self._book.ended or time.time() * 1000 > session.begun_ms + self._settings.session_s * 1000:
+            return None
+        if session.process:
+            return "admin" if session.process == self.process else None
+        user = self._book.entries.get(session.user)
+        return user.role if user is not None and user.changed_ms == session.changed_ms else None
+
+    def may(self, session: Session, needed: Role) -> bool:
+        """Whether a session may do what a role is needed for, at this moment."""
+        role = self.role(session)
+        return role is not None and may(role, needed) and (self.current or needed == "viewer")
+
+    def end(self, session: Session) -> tuple[str, bytes]:
+        """Ends a session here; returns key and value of the record that makes it known after a restart."""
+        self._book.ended[session.id] = int(time.time() * 1000)
+        return SESSION + session.id, b"{}"
+
+    def forgotten(self) -> list[str]:
+        """Keys of ended sessions that have run out by now: their records may go."""
+        limit = (time.time() - self._settings.session_s) * 1000
+        return [SESSION + each for each, ended_ms in self._book.ended.items() if ended_ms < limit]
