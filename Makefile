@@ -49,8 +49,8 @@ chaos: $(STAMP) ## the fault table against real processes, 25 minutes; FAULT=6 S
 CHAOS = $(if $(SOAK),--fault soak,$(if $(FAULT),--fault $(FAULT))) $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) \
 	$(if $(MINUTES),--minutes $(MINUTES)) $(if $(LIMIT),--brief --limit $(LIMIT)) $(if $(JSON),--json $(JSON))
 
-chaos-checks: $(STAMP) ## builds with one thing wrong must be caught; kills and zombies at full size, windows and models
-	@$(BIN)/python -m pytest -q -n0 tests/fault/test_checker.py tests/fault/test_windows.py tests/fault/test_models.py
+chaos-checks: $(STAMP) ## builds with one thing wrong must be caught; kills and zombies at full size, windows, models, sinks
+	@$(BIN)/python -m pytest -q -n0 tests/fault/test_checker.py tests/fault/test_windows.py tests/fault/test_models.py tests/fault/test_sinks.py
 	@$(BIN)/python -m tests.fault.chaos
 
 bench: $(STAMP) ## ingest beside six others, then the whole path; one table (about 12 minutes)

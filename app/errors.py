@@ -6,6 +6,8 @@
     ├── StateError                local state or its changelog can't be trusted; says what to do
     │   └── StateDamaged          the local copy can't be read: it is set aside and rebuilt from the changelog
     ├── OutputError               an output can't be written (too large, refused)
+    ├── SinkError                 a sink's database can't be used like this; says what to do
+    │   └── SinkUnavailable       retryable: not reachable, or busy
     └── ModelError                a model call failed; `retryable` decides what happens next
         ├── ModelUnavailable      retryable: time-out, reset, 429, 5xx, not reachable
         └── ModelRefused          not retryable: 400, 401, 403, 404, quota used up
@@ -21,6 +23,8 @@ __all__ = [
     "ModelUnavailable",
     "OutputError",
     "SettingsError",
+    "SinkError",
+    "SinkUnavailable",
     "StateDamaged",
     "StateError",
 ]
@@ -55,6 +59,16 @@ class StateDamaged(StateError):
 
 class OutputError(HeadraceError):
     """An output can't be written."""
+
+
+class SinkError(HeadraceError):
+    """A sink's database can't be used like this: its tables, rights, or what it is given."""
+
+
+class SinkUnavailable(SinkError):
+    """The database isn't reachable, or doesn't manage now."""
+
+    retryable = True
 
 
 class ModelError(HeadraceError):

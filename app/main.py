@@ -32,6 +32,7 @@ def declare() -> None:
         redrive,
         reviews,
         run,
+        sink,
         tables,
         tables_repartition,
         tables_state,

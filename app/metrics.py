@@ -51,6 +51,10 @@ __all__ = [
     "RESULTS",
     "SAVED_TOKENS",
     "SAVED_USD",
+    "SINK_ERRORS",
+    "SINK_LAG",
+    "SINK_ROWS",
+    "SINK_WRITE_SECONDS",
     "STANDBY_LAG",
     "STANDBY_ROWS",
     "STATE_BYTES",
@@ -179,7 +183,27 @@ GATEWAY_EVENTS = Counter(
     ["outcome"],
 )
 
+SINK_ROWS = Counter(
+    "headrace_sink_rows",
+    "What sinks did: rows written (inserted or replaced), deleted, records rejected (kept in headrace_rejected).",
+    ["sink", "outcome"],
+)
+SINK_LAG = Gauge(
+    "headrace_sink_lag_records",
+    "Offsets between the position in the database and the topic's end; markers of transactions count.",
+    ["sink", "topic", "partition"],
+)
+SINK_ERRORS = Counter(
+    "headrace_sink_errors",
+    "Attempts that failed and are made again: database, kafka, fenced (another process was quicker).",
+    ["sink", "kind"],
+)
+SINK_WRITE_SECONDS = Histogram(
+    "headrace_sink_write_seconds", "From a full batch to its commit, outages included.", ["sink"], buckets=WIDE
+)
+
 ALL = (
+    SINK_ROWS, SINK_LAG, SINK_ERRORS, SINK_WRITE_SECONDS,
     GATEWAY_REQUESTS, GATEWAY_EVENTS, RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES,
     PARTITIONS_STOPPED, BATCH_RECORDS, TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS,
     APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING, RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES, MINUTE_SHARE,

@@ -18,6 +18,7 @@ from app.settings_base import Condition, Section
 from app.settings_files import with_files
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
+from app.settings_sinks import SinkSettings
 from app.settings_tasks import (
     CategorySettings,
     ExampleSettings,
@@ -52,6 +53,7 @@ __all__ = [
     "ResultsSettings",
     "ReviewsSettings",
     "Settings",
+    "SinkSettings",
     "SourceSettings",
     "TaskRule",
     "TaskSettings",
@@ -184,6 +186,7 @@ class Settings(BaseSettings):
     web: WebSettings = WebSettings()
     gateway: GatewaySettings = GatewaySettings()
     console: ConsoleSettings = ConsoleSettings()
+    sinks: list[SinkSettings] = Field(default_factory=list)
     log: LogSettings = LogSettings()
 
     @classmethod
@@ -206,6 +209,8 @@ class Settings(BaseSettings):
             ("tasks", [t.name for t in self.tasks]),
             ("aggregates", [a.name for a in self.aggregates]),
             ("intents", [i.name for i in self.intents]),
+            ("sinks", [s.name for s in self.sinks]),
+            ("sinks, path", [str(s.file(self.data_dir)) for s in self.sinks if s.kind == "duckdb"]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"{what}: names must differ, given {', '.join(names)}")

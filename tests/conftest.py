@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.broker.kafka import EmbeddedKafka
+from tests.helpers.postgres import PostgresServer, programs
 from tests.helpers.processes import Worker
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -27,6 +28,22 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     broker.start()
     yield broker
     broker.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this session."""
+    found = programs()
+    if found is None:
+        if os.environ.get("CI"):
+            pytest.fail("PostgreSQL's server must be there in CI")
+        pytest.skip("PostgreSQL's server isn't installed (Debian: postgresql)")
+    server = PostgresServer(found)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end()
 
 
 @pytest.fixture
