@@ -34,6 +34,7 @@ SAID_HERE = {
     "intents": "Tables of the file only. The built-in ones go when the file has `sources` or `aggregates` of its own.",
     "intents[].name": "Becomes `why` of a result and `rule` of an incident. Unique.",
     "intents[].aggregate": "The aggregate whose windows it looks at.",
+    "sinks": "Tables of the file only. Without any, `headrace sink` copies ai-results into `local.duckdb` in data_dir.",
     "log.level": "What is written to standard error. debug includes Faust's own messages.",
     "sources": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
     "noise": "Tables of the file only. A list in the file replaces the built-in one as a whole.",
