@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from aiokafka.errors import KafkaError
@@ -19,8 +20,10 @@ from starlette.requests import Request
 
 from app.settings import Settings
 from app.settings_web import LOOPBACK
+from app.web.console import show
 from app.web.console.attempts import Attempts
 from app.web.console.sessions import Session, Sessions
+from app.web.console.snapshots import Snapshots
 from app.web.console.texts import Language, text
 from app.web.follow import Follower
 from app.web.gateway.context import Gateway
@@ -56,6 +59,7 @@ class Console:
         self.workers = gateway.workers if gateway else Workers(settings)
         self._announced = Follower(settings, settings.topic("workers"), self.workers.apply)
         self._shared = gateway is not None
+        self.snapshots = Snapshots(settings, self.workers, self.writer)
         self.link_token = settings.console.token.get_secret_value() or secrets.token_urlsafe(32)
         self.link_used = False
         self.draining = False
@@ -91,7 +95,7 @@ class Console:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the pages."""
         own = [] if self._shared else [self.writer.run(), self._announced.run()]
-        return [self.users.run(), self._sweep(), *own]
+        return [self.users.run(), self._sweep(), self.snapshots.run(), *own]
 
     async def _sweep(self) -> None:
         """Closes the pages of sessions that don't hold any more, and lets records of old sessions go."""
@@ -170,12 +174,13 @@ class Visit:
             return str(at_ms)
 
     def age(self, at_ms: float) -> str:
-        """How long ago, in seconds, minutes or hours."""
-        seconds = max(0.0, time.time() - at_ms / 1000)
-        for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-            if seconds >= 2 * size:
-                return f"{seconds / size:.0f} {unit}"
-        return f"{seconds:.0f} s"
+        """How long ago, in seconds, minutes, hours or days."""
+        return show.seconds(max(0.0, time.time() - at_ms / 1000))
+
+    def link(self, path: str, **query: str) -> str:
+        """The address of a page of ours as this browser reaches it, also behind a proxy that strips a prefix."""
+        prefix: str = self.request.scope.get("headrace_prefix", "")
+        return prefix + path + (f"?{urlencode(query)}" if query else "")
 
 
 visiting: contextvars.ContextVar[Visit | None] = contextvars.ContextVar("visiting", default=None)

@@ -74,16 +74,15 @@ class ConsolePage(nicegui_page):
 def frame(visit: Visit, here: Page) -> Iterator[None]:
     """Draws the frame; what is drawn inside the `with` is the page's content."""
     shown = [page for page in PAGES if visit.may(page.role)]
-    prefix = visit.request.scope.get("headrace_prefix", "")
     ui.page_title(f"{visit.t('page_' + here.name)} · headrace")
     ui.add_head_html(f"<style>{STYLE}</style>")
     ui.add_body_html(f"<script>{ZONE % (json.dumps(visit.zone.key), YEAR_S)}</script>")
-    ui.add_body_html(f"<script>{KEYS % json.dumps({page.key: prefix + page.path for page in shown})}</script>")
+    ui.add_body_html(f"<script>{KEYS % json.dumps({page.key: visit.link(page.path) for page in shown})}</script>")
     ui.colors(primary="#1565c0")
     drawer = ui.left_drawer(value=None, bordered=True).classes("q-pa-none").props("width=200 breakpoint=900")
     with drawer, ui.list().classes("w-full").props("padding"):
         for page in shown:
-            _entry(visit, page, prefix, current=page is here)
+            _entry(visit, page, current=page is here)
     with ui.header(elevated=False, bordered=True).classes("items-center q-py-xs bg-primary text-white"):
         ui.button(icon="menu", on_click=drawer.toggle).props("flat round dense color=white").props("data-mark=menu")
         ui.label("headrace").classes("text-h6")
@@ -99,10 +98,10 @@ def frame(visit: Visit, here: Page) -> Iterator[None]:
         yield
 
 
-def _entry(visit: Visit, page: Page, prefix: str, current: bool) -> None:
+def _entry(visit: Visit, page: Page, current: bool) -> None:
     with (
         ui.item()
-        .props(f'clickable href="{prefix}{page.path}" {"active" if current else ""}')
+        .props(f'clickable href="{visit.link(page.path)}" {"active" if current else ""}')
         .props(f"data-mark=nav-{page.name}")
     ):
         with ui.item_section().props("avatar"):

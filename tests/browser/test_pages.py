@@ -1,0 +1,53 @@
+"""Overview, Topics and Settings in a real browser, over a real worker."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from app.broker.kafka import EmbeddedKafka
+from tests.browser.conftest import Browser
+from tests.helpers import topics
+from tests.helpers.gateway import WebProcess, an_event
+from tests.helpers.processes import Worker
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = "<img src=x onerror=document.title='owned'>"
+"""As an event's id: shown as text, or the title says otherwise."""
+
+
+@pytest.fixture(scope="module")
+def worker(console: WebProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One that decides by rules alone: no model is asked."""
+    process = Worker(tmp_path_factory.mktemp("worker"), {**console.env, "HEADRACE_ROLE": "ingest"})
+    process.start()
+    process.wait_ready()
+    yield process
+    process.kill()
+
+
+def send(kafka: EmbeddedKafka, console: WebProcess, *ids: str) -> None:
+    """Events that a rule of the built-in task decides."""
+    rows = [(each.encode(), json.dumps(an_event(each)).encode()) for each in ids]
+    topic = f"{console.env['HEADRACE_KAFKA__TOPIC_PREFIX']}raw-events"
+    asyncio.run(topics.produce(kafka.bootstrap, topic, rows))
+
+
+def test_the_overview_shows_results_as_they_come(
+    browser: Browser, console: WebProcess, worker: Worker, kafka: EmbeddedKafka
+) -> None:
+    browser.log_in("viewer")
+    browser.see("Newest results")
+    ids = [f"order-{n}" for n in range(60)]
+    send(kafka, console, *ids, SCRIPT)
+    browser.see(SCRIPT, "order.created")
+    browser.until(lambda: browser.find("tile-workers").text == "1", "one worker")
+    browser.until(lambda: browser.find("tile-lag").text == "0", "no lag")
+    browser.until(lambda: browser.find("tile-events_in").text not in ("–", "0"), "a rate")
+    assert "owned" not in browser.driver.title
+    browser.click("pause")
+    browser.see("Go on")
+    browser.until(lambda: browser.find("share-rule").text == "100%", "the first point of the charts")
+    browser.picture("overview")

@@ -1,0 +1,145 @@
+"""What the console makes of the workers' metrics: sums, rates, an hour of points; unknown is not zero."""
+
+from typing import Any
+
+import pytest
+
+from app.settings import load
+from app.web.announce import Worker
+from app.web.console import show
+from app.web.console.numbers import Counters, Numbers, merge, parse
+from app.web.console.snapshots import OUTCOMES, POINTS, Snapshots
+from app.web.gateway.problems import Problem
+from app.web.gateway.workers import Answer
+from tests.helpers.asgi import ListWriter
+
+PAGE = """# HELP headrace_records_in_total Input records.
+# TYPE headrace_records_in_total counter
+headrace_records_in_total{{stage="ingest-shop"}} {n}
+headrace_records_in_total{{stage="ingest-rekeyed"}} 5.0
+headrace_records_in_total{{stage="classify"}} 3.0
+headrace_outcomes_total{{stage="ingest-shop",outcome="rule",detail="a \\"quoted\\" name, with = and }}"}} {n}
+headrace_lag_records{{stage="ingest-shop",partition="0"}} 7.0
+headrace_lag_records{{stage="ingest-shop",partition="1"}} {lag}
+headrace_oldest_open_seconds{{stage="classify"}} {lag}
+headrace_breaker_open{{provider="own"}} 1.0
+headrace_batch_records_bucket{{stage="ingest-shop",le="5.0"}} 99.0
+"""
+
+
+def page(n: float, lag: float = 1.0) -> str:
+    return PAGE.format(n=n, lag=lag)
+
+
+class Fleet:
+    """Answers of workers, as the test wants them; `silent` ones don't answer."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, str] = {}
+        self.silent: list[str] = []
+
+    async def ask_all(self, path: str) -> list[Answer]:
+        assert path == "/metrics"
+        if not self.pages and not self.silent:
+            raise Problem(503, "no-worker", "none")
+        return [
+            *(Answer(worker(name), 200, text.encode()) for name, text in self.pages.items()),
+            *(Answer(worker(name), 0, b"", "ConnectError") for name in self.silent),
+        ]
+
+
+def worker(name: str) -> Worker:
+    return Worker(id=name, url="", host="h", pid=1, role="all", started_ms=0, beat_ms=0)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+def snapshots(fleet: Fleet) -> Snapshots:
+    made: Any = fleet
+    found = Snapshots(load(), made, ListWriter(load()))
+    found._looked_s = 0.0
+    return found
+
+
+def test_only_what_is_wanted_is_read_and_labels_keep_their_signs() -> None:
+    numbers = Numbers(parse(page(4)))
+    assert numbers.by(OUTCOMES, "detail") == {'a "quoted" name, with = and }': 4.0}
+    assert numbers.events_in == 4.0
+    assert numbers.total("headrace_lag_records") == 8.0
+    assert numbers.by("headrace_lag_records", "partition", stage="ingest-shop") == {"0": 7.0, "1": 1.0}
+    assert numbers.total("headrace_batch_records_bucket") is None
+    assert numbers.total("headrace_lag_records", stage="none") is None
+
+
+def test_workers_are_summed_but_ages_and_breakers_are_the_worst() -> None:
+    both = Numbers(merge([parse(page(4, lag=1)), parse(page(6, lag=9))]))
+    assert both.events_in == 10.0
+    assert both.total("headrace_oldest_open_seconds") == 9.0
+    assert both.total("headrace_breaker_open") == 1.0
+
+
+def test_what_came_is_counted_by_worker_so_a_restart_is_no_minus() -> None:
+    counters = Counters()
+    assert counters.added({"a": parse(page(100))}) is None
+    grown = counters.added({"a": parse(page(110)), "new": parse(page(5000))})
+    assert grown is not None
+    assert Numbers(grown).events_in == 10.0
+    grown = counters.added({"a": parse(page(3)), "new": parse(page(5001))})
+    assert grown is not None
+    assert Numbers(grown).events_in == 1.0
+    assert counters.added({}) is None
+
+
+async def test_rates_are_over_the_last_ten_seconds(fleet: Fleet, snapshots: Snapshots) -> None:
+    for second in range(1, 31):
+        fleet.pages["a"] = page(1000 + (10 if second <= 15 else 50) * second)
+        snapshot = await snapshots._look(float(second))
+    assert snapshot.rates is not None
+    assert snapshot.rates.events_in == 50.0
+    assert snapshot.rate_s == 10.0
+    assert [each.id for each in snapshot.workers] == ["a"]
+
+
+async def test_the_hour_has_a_point_every_15_seconds_and_gaps_where_nobody_answered(
+    fleet: Fleet, snapshots: Snapshots
+) -> None:
+    fleet.pages["a"] = page(0)
+    await snapshots._look(15.0)
+    fleet.pages["a"] = page(150)
+    await snapshots._look(30.0)
+    fleet.pages, fleet.silent = {}, ["a"]
+    snapshot = await snapshots._look(45.0)
+    assert [point.events for point in snapshot.points] == [None, 10.0, None]
+    assert [point.lag for point in snapshot.points] == [8.0, 8.0, None]
+    assert snapshot.points[1].tiers == {"rule": 10.0, "light": 0.0, "deep": 0.0, "review": 0.0}
+    assert snapshot.hour.events_in == 150.0
+    assert [(each.id, why) for each, why in snapshot.silent] == [("a", "ConnectError")]
+    assert snapshot.now.total("headrace_lag_records") is None
+
+
+async def test_points_older_than_an_hour_go(fleet: Fleet, snapshots: Snapshots) -> None:
+    for step in range(1, POINTS + 20):
+        fleet.pages["a"] = page(step)
+        snapshot = await snapshots._look(15.0 * step)
+    assert len(snapshot.points) == POINTS
+    assert snapshot.hour.events_in == POINTS
+    assert snapshot.hour_s == 3600
+
+
+async def test_without_a_worker_nothing_is_known(snapshots: Snapshots) -> None:
+    snapshot = await snapshots._look(15.0)
+    assert (snapshot.workers, snapshot.silent, snapshot.rates) == ([], [], None)
+    assert snapshot.points[0].events is None
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    for written in (show.count, show.rate, show.usd, show.share, show.seconds, show.bytes_):
+        assert written(None) == "–"
+        assert written(0.0)[:1] in "0$"
+    assert (show.usd(0.0000012), show.usd(1234.5), show.rate(0.256), show.rate(30123.4)) == (
+        "$1.2e-06", "$1,234.50", "0.256", "30,123",
+    )  # fmt: skip
