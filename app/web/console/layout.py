@@ -51,6 +51,7 @@ KEYS = """
 STYLE = """
 body { --nicegui-default-padding: 1rem; }
 .nicegui-content { max-width: 1600px; margin: 0 auto; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.2rem, 1fr)); gap: .75rem; }
 .num { font-variant-numeric: tabular-nums; }
 .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: .85em; }
 .q-table td.mono { max-width: 40rem; overflow: hidden; text-overflow: ellipsis; }
@@ -80,7 +81,7 @@ def frame(visit: Visit, here: Page) -> Iterator[None]:
     ui.add_body_html(f"<script>{KEYS % json.dumps({page.key: visit.link(page.path) for page in shown})}</script>")
     ui.colors(primary="#1565c0")
     drawer = ui.left_drawer(value=None, bordered=True).classes("q-pa-none").props("width=200 breakpoint=900")
-    with drawer, ui.list().classes("w-full").props("padding"):
+    with drawer, ui.list().classes("self-stretch").props("padding"):
         for page in shown:
             _entry(visit, page, current=page is here)
     with ui.header(elevated=False, bordered=True).classes("items-center q-py-xs bg-primary text-white"):

@@ -55,7 +55,7 @@ def _banner(visit: Visit) -> Show:
 
 def _tiles(visit: Visit) -> Show:
     t = visit.t
-    with ui.row().classes("w-full items-stretch"):
+    with ui.element("div").classes("w-full tiles"):
         tiles = {
             name: _tile(name, t(name))
             for name in ("events_in", "results_out", "lag", "waiting", "cost", "dead", "errors", "workers")
@@ -96,7 +96,7 @@ def _tiles(visit: Visit) -> Show:
 
 
 def _tile(name: str, title: str) -> tuple[ui.label, ui.label]:
-    with ui.card().classes("q-pa-sm gap-0").style("min-width: 9rem; flex: 1 1 9rem").props("flat bordered"):
+    with ui.card().classes("q-pa-sm gap-0").props("flat bordered"):
         ui.label(title).classes("text-caption")
         big = ui.label(show.UNKNOWN).classes("text-h5 num").props(f"data-mark=tile-{name}")
         small = ui.label().classes("text-caption opacity-60")
@@ -116,7 +116,7 @@ def _tiers(visit: Visit) -> Show:
         for tier in TIERS:
             with ui.row().classes("w-full items-center no-wrap"):
                 ui.label(visit.t(f"tier_{tier}")).style("width: 5rem")
-                bar = ui.linear_progress(0, show_value=False, size="10px").style(f"color: {TIER_COLORS[tier]}")
+                bar = ui.linear_progress(0, show_value=False, size="10px", color=TIER_COLORS[tier])
                 bars[tier] = bar, ui.label().classes("num").style("width: 3rem").props(f"data-mark=share-{tier}")
 
     def changed(snapshot: Snapshot) -> None:
