@@ -5,7 +5,6 @@ import contextlib
 import faulthandler
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -40,6 +39,8 @@ FRESH_MS = 5000
 """A partition counts as read to its end when a fetch said so not longer ago; fetches come several times a second."""
 EXIT_STUCK = 70
 """EX_SOFTWARE of sysexits.h."""
+STDERR = 2
+"""The file descriptor."""
 RAW_HEADROOM_BYTES = 64 << 10
 """Topics that carry a raw record onwards take this much more than the brokers' limit, for our headers."""
 
@@ -350,6 +351,8 @@ class Delivery:
             threading.Event().wait(1.0)
             silent, beat = (0, self._beat) if self._beat != beat else (silent + 1, beat)
             if silent >= LOOP_HANG_S:
-                sys.stderr.write(f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n")
-                faulthandler.dump_traceback(all_threads=True)
-                os._exit(EXIT_STUCK)
+                try:  # not sys.stderr, which Faust turns into a log without a file behind it
+                    os.write(STDERR, f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n".encode())
+                    faulthandler.dump_traceback(STDERR, all_threads=True)
+                finally:
+                    os._exit(EXIT_STUCK)

@@ -11,12 +11,12 @@ A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
-from aiokafka.errors import ConsumerStoppedError
+from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError
 from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
@@ -34,6 +34,8 @@ __all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fe
 FETCH_MAX_WAIT_MS = 100
 """A fetch covers all partitions of a broker; a partition that gets room again waits for the one under way. Faust's
 1500 ms would be its latency."""
+LOOK_S = 0.5
+"""How often a call into the consumer's thread looks whether that ends."""
 
 
 class Fetched(NamedTuple):
@@ -91,6 +93,22 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         self._polling = consumer._subscription.fetch_context()
         self._polling.__enter__()
         return consumer
+
+    async def call_thread(self, fun: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        """Runs something in this thread and waits for it.
+
+        Raises:
+            KafkaConnectionError: the thread stops. Its queue isn't looked at any more then, and a rebalance that went on
+                waiting for it would keep the worker from ending (the thread's end waits for the rebalance).
+        """
+        call = asyncio.ensure_future(super().call_thread(fun, *args, **kwargs))
+        try:
+            while not (await asyncio.wait([call], timeout=LOOK_S))[0]:
+                if self.should_stop:
+                    raise KafkaConnectionError("the consumer is stopping")
+            return call.result()
+        finally:
+            call.cancel()
 
     async def settle_in(self) -> None:
         """After an assignment: notes the member, and holds changelogs, since restore has a consumer of its own."""

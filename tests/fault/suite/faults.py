@@ -100,14 +100,21 @@ def many_kills(rig: Rig) -> None:
         rig.start(victim)
 
 
+BURST = 4
+"""SIGKILLs of the soak that follow each other closely."""
+
+
 def soak(rig: Rig) -> None:
-    """Kills from outside at any moment, and from inside at random points of transactions and calls."""
+    """Kills from outside at any moment, and from inside at random points of transactions and calls.
+
+    They come in bursts, within a rebalance too, with time between them in which events flow.
+    """
     rig.compare_levels = False
     done, said = 0, 0
     for number in range(len(rig.workers)):
         rig.arm(number)
     while done + rig.crashes < rig.kills:
-        rig.rest(0.5, 4.0)
+        rig.rest(*((8.0, 16.0) if done % BURST == 0 else (0.5, 4.0)))
         victim = rig.rnd.randrange(len(rig.workers))
         rig.kill(victim)
         rig.arm(victim)

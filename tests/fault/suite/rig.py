@@ -34,7 +34,7 @@ SESSION_S = 6
 STOP_S = 15.0
 STEADY_RESULTS = 150
 CONCURRENCY, BATCH = 4, 20
-CRASH_ONE_IN = 400
+CRASH_ONE_IN = 1500
 """Of the passages of any crash point, in a soak: a worker passes some hundred a second."""
 
 

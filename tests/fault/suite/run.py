@@ -80,7 +80,7 @@ def _recover(rig: Rig) -> None:
 def _end(rig: Rig, before: list[Level]) -> None:
     rig.load.end()
     asyncio.run(rig.load.flush())
-    wait_until(lambda: _drained(rig), DRAIN_S, "all input is done")
+    _await_drained(rig)
     _await_results(rig)
     if rig.compare_levels:
         _compare(rig, before)
@@ -89,22 +89,36 @@ def _end(rig: Rig, before: list[Level]) -> None:
             rig.stop(number)
 
 
-def _drained(rig: Rig) -> bool:
-    last = rig.watch.last
-    return bool(last.ends) and all(
-        last.committed.get(("raw", p), 0) >= last.ends.get(("raw", p), 1) for p in range(PARTITIONS)
-    )
+def _await_drained(rig: Rig) -> None:
+    """All input is taken; a long run may have left much, so what counts is that it goes on."""
+
+    def taken() -> int:
+        return sum(rig.watch.last.committed.get(("raw", p), 0) for p in range(PARTITIONS))
+
+    def drained() -> bool:
+        last = rig.watch.last
+        return bool(last.ends) and all(
+            last.committed.get(("raw", p), 0) >= last.ends.get(("raw", p), 1) for p in range(PARTITIONS)
+        )
+
+    while not drained():
+        before = taken()
+        wait_until(lambda before=before: drained() or taken() > before, DRAIN_S, "input is taken on")
 
 
 def _await_results(rig: Rig) -> None:
     """All that was asked of models is answered, all windows are out."""
+    answered = 0
 
     def there() -> bool:
+        nonlocal answered, end
         asked = {json.loads(r.value)["event_id"] for r in rig.read("model-requests")}
         ended = {json.loads(r.value)["event_id"] for t in ("ai-results", "manual-review") for r in rig.read(t)}
         rekeyed = {json.loads(r.value)["event_id"] for r in rig.read("rekeyed")}
         clean = {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("clean-events")}
         clean |= {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("sink-noise")}
+        if len(asked & ended) > answered:
+            answered, end = len(asked & ended), time.monotonic() + DRAIN_S
         return asked <= ended and rekeyed <= clean
 
     end = time.monotonic() + DRAIN_S

@@ -1,0 +1,68 @@
+"""A worker that can't go on ends: nothing waits for a thread that stops, and a hung loop is found whatever stderr is."""
+
+import asyncio
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+from mode.utils.locks import Event
+
+from app.delivery.transport import ConsumerThread
+
+HUNG = """
+import io, sys
+from app.delivery import runtime
+from app.settings import load
+
+runtime.LOOP_HANG_S = 1
+sys.stderr = io.StringIO()  # as Faust's: no file behind it
+runtime.Delivery(load())._watch_loop()
+"""
+
+
+def thread_with(promise: asyncio.Future[Any]) -> ConsumerThread:
+    """A consumer's thread that never ran; a call into it gets this promise."""
+    thread = ConsumerThread.__new__(ConsumerThread)
+
+    async def call(*arguments: object) -> asyncio.Future[Any]:
+        return promise
+
+    queue: Any = SimpleNamespace(call=call)
+    thread.parent_loop = asyncio.get_running_loop()
+    thread._method_queue, thread._stopped, thread._crashed = queue, Event(), Event()
+    return thread
+
+
+async def test_a_call_into_a_thread_that_stops_is_refused_instead_of_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.delivery.transport.LOOK_S", 0.01)
+    promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    thread = thread_with(promise)
+    call = asyncio.ensure_future(thread.call_thread(asyncio.sleep, 0))
+    await asyncio.sleep(0.05)
+    assert not call.done(), "it may take its time while the thread runs"
+    thread._stopped.set()
+    with pytest.raises(KafkaConnectionError, match="stopping"):
+        await call
+    assert promise.cancelled()
+
+
+async def test_a_call_gives_its_result_or_its_error() -> None:
+    promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    promise.set_result(7)
+    assert await thread_with(promise).call_thread(asyncio.sleep, 0) == 7
+    failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    failed.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await thread_with(failed).call_thread(asyncio.sleep, 0)
+
+
+def test_a_hung_loop_ends_the_worker_with_tracebacks() -> None:
+    done = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 70
+    assert "the event loop hung" in done.stderr
+    assert "_watch_loop" in done.stderr
