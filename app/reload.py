@@ -13,7 +13,7 @@ from app import metrics
 from app.core import App
 from app.errors import SettingsError
 from app.llm.budget import Terms, terms_of
-from app.settings import Settings, load
+from app.settings import Settings, files_of, load
 
 __all__ = ["take", "watch"]
 
@@ -28,11 +28,11 @@ CHANGEABLE = {
 
 
 async def watch(app: App, path: Path) -> None:
-    """Runs as long as the worker; looks at time and size of the file and of those that its tasks name."""
-    seen = before = _stamps(app, path)
+    """Runs as long as the worker; looks at time and size of the file and of those that it names, in force or refused."""
+    seen = before = _stamps(path)
     while True:
         await asyncio.sleep(EVERY_S)
-        stamps = _stamps(app, path)
+        stamps = _stamps(path)
         settled, before = stamps == before, stamps
         if not settled or stamps == seen or stamps[path] is None:
             continue  # being written, or gone for a moment: editors replace files
@@ -89,8 +89,8 @@ def _minutes(settings: Settings) -> dict[str, Terms]:
     return {name: terms for name, terms in terms_of(settings).items() if terms.minute_s}
 
 
-def _stamps(app: App, path: Path) -> dict[Path, tuple[int, int] | None]:
-    return {each: _stamp(each) for each in (path, *app.settings.files)}
+def _stamps(path: Path) -> dict[Path, tuple[int, int] | None]:
+    return {each: _stamp(each) for each in files_of(path)}
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

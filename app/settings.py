@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from app.errors import SettingsError
 from app.settings_base import Condition, Section
-from app.settings_files import with_files
+from app.settings_files import named_files, with_files
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
 from app.settings_sinks import SinkSettings
@@ -60,6 +60,7 @@ __all__ = [
     "WebSettings",
     "WindowsSettings",
     "config_path",
+    "files_of",
     "load",
 ]
 
@@ -278,11 +279,6 @@ class Settings(BaseSettings):
         """Whether any task has a limit."""
         return any(self.day_usd(task) is not None for task in self.tasks)
 
-    @property
-    def files(self) -> list[Path]:
-        """Other files that the tree was read from."""
-        return [path for task in self.tasks for path in (task.template_file, task.examples_file) if path is not None]
-
     def topic(self, name: str) -> str:
         """The full name of a topic of ours."""
         return self.kafka.topic_prefix + name
@@ -324,6 +320,14 @@ def load(path: Path | None = None) -> Settings:
         return Settings(**tree)
     except ValidationError as error:
         raise SettingsError(_explain(error, chosen)) from None
+
+
+def files_of(path: Path) -> list[Path]:
+    """The settings file and the files that it names; only itself while it can't be read."""
+    try:
+        return [path, *named_files(_read(path), path.parent)]
+    except SettingsError:
+        return [path]
 
 
 def _read(path: Path) -> dict[str, Any]:

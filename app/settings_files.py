@@ -6,7 +6,25 @@ from typing import Any
 
 from app.errors import SettingsError
 
-__all__ = ["with_files"]
+__all__ = ["named_files", "with_files"]
+
+NAMES = ("template_file", "examples_file")
+
+
+def named_files(tree: dict[str, Any], folder: Path) -> list[Path]:
+    """The files that a tree's tasks name, whatever is in them.
+
+    Args:
+        tree: as TOML has it.
+        folder: of the settings file; relative paths begin there.
+    """
+    tasks = tree.get("tasks")
+    given = (
+        [task.get(name) for task in tasks if isinstance(task, dict) for name in NAMES]
+        if isinstance(tasks, list)
+        else []
+    )
+    return [folder / named for named in given if isinstance(named, str)]
 
 
 def with_files(tree: dict[str, Any], folder: Path) -> dict[str, Any]:

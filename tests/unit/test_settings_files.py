@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import SettingsError
-from app.settings import load
+from app.settings import files_of, load
 
 TOML = """
 [[sources]]
@@ -37,7 +37,7 @@ def test_template_and_examples_come_from_files_beside_the_settings(tmp_path: Pat
     task = load(path).tasks[0]
     assert (task.template, task.prompt_version) == ("Be calm.\n{categories}\n", "calm-2")
     assert [(e.text, e.category) for e in task.examples] == [("one", "a"), ("two\u2028", "b"), ("三", "a")]
-    assert load(path).files == [tmp_path / "p", tmp_path / "e"]
+    assert files_of(path) == [path, tmp_path / "p", tmp_path / "e"]
 
 
 @pytest.mark.parametrize(
