@@ -166,6 +166,7 @@ def run(
         rows, results = asyncio.run(expected(kafka.bootstrap, prefix))
         wrong["topic"] = [] if len(rows) == len(ids) else [f"{len(rows)} ids have a result, {len(ids)} were sent"]
         for sink in sinks:
+            sink.wait_ready()
             status = sink.stop()
             clean = status == 0 and "Traceback" not in sink.said
             wrong[f"sink {sink.folder.name}"] = [] if clean else [f"exit status {status}: {sink.said[-2000:]}"]

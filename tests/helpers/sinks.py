@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.helpers.processes import clean_environment, free_port
+from tests.helpers.processes import clean_environment, free_port, wait_until
 
 __all__ = ["SinkProcess"]
 
@@ -26,9 +26,11 @@ class SinkProcess:
         self.folder = folder
         self.log, self.metrics_port, self.names = folder / f"sink-{'-'.join(names)}.log", free_port(), names
         self.env = clean_environment({"HEADRACE_DATA_DIR": str(folder), **env})
+        self._before = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> "SinkProcess":
+        self._before = len(self.said)
         command = [sys.executable, "-m", "app", "sink", *self.names, "--metrics-port", str(self.metrics_port)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -40,6 +42,10 @@ class SinkProcess:
     @property
     def said(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def wait_ready(self, seconds: float = 60) -> None:
+        """Waits until it has its partitions, since its last start."""
+        wait_until(lambda: ": has " in self.said[self._before :], seconds, f"the sink is ready; see {self.log}")
 
     def kill(self) -> None:
         """SIGKILL."""

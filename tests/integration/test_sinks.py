@@ -167,6 +167,7 @@ def test_a_sink_that_is_killed_while_it_writes_leaves_one_row_an_event_to_those_
     rig.holds(rig.in_postgres, rig.expected(), 90)
     assert len(rig.in_postgres()) == 3000
     for sink in (first, second):
+        sink.wait_ready()
         assert sink.stop() == 0
         assert "Traceback" not in sink.said
 
