@@ -1,6 +1,7 @@
 """Serves gateway and console: uvicorn, with limits on headers that it lacks, and a drain before it closes."""
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Literal, Protocol
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from app.core import free_port
 from app.settings import Settings
@@ -25,6 +27,10 @@ WEBSOCKET_MESSAGE_BYTES = 64 << 10
 CONSOLE_MESSAGE_BYTES = 1 << 20
 """What Socket.IO takes as well: an edited record comes in one message."""
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+GC_THRESHOLD = (50_000, 20, 50)
+"""Requests make short-lived objects; the default of 700 looks for cycles every other request."""
 
 
 class Connection(HttpToolsProtocol):
@@ -83,6 +89,19 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
 
+class Socket(WebSocketsSansIOProtocol):
+    """Answers a handshake that can't be read (a line of more than 8 KiB, too many headers) and closes the connection.
+
+    uvicorn (0.54) leaves the answer unsent, and the connection open for ever.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.transport.is_closing():
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.transport.close()
+
+
 class Drained(Protocol):
     """What serves, and is told before it ends."""
 
@@ -131,13 +150,16 @@ async def serve(settings: Settings, port: int | None, only: Part | None, say: Ca
     app, served = _build(settings, only, url, say)
     Connection.max_header_bytes, Connection.header_timeout_s = limits.max_header_bytes, limits.header_timeout_s
     config = uvicorn.Config(
-        app, host=limits.host, port=chosen, http=Connection, ws="websockets-sansio", lifespan="on", log_config=None,
+        app, host=limits.host, port=chosen, http=Connection, ws=Socket, lifespan="on", log_config=None,
         access_log=False, server_header=False, limit_concurrency=limits.max_connections,
         proxy_headers=bool(limits.trusted_proxies), forwarded_allow_ips=limits.trusted_proxies,
         timeout_graceful_shutdown=max(1, int(limits.close_timeout_s)), ws_per_message_deflate=False,
         ws_max_size=WEBSOCKET_MESSAGE_BYTES if only == "gateway" else CONSOLE_MESSAGE_BYTES,
     )  # fmt: skip
     log.info("web: %s", url)
+    gc.collect()
+    gc.freeze()  # 150,000 objects that stay: looking through them again holds every request up, for tens of ms
+    gc.set_threshold(*GC_THRESHOLD)
     await Server(config, served, limits.drain_s).serve()
 
 

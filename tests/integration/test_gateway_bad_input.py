@@ -139,7 +139,7 @@ def test_bodies_that_are_too_large_never_end_or_hardly_come_are_cut_off(gateway:
     endless = talk(gateway, head + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 400)
     assert status(endless) == 413 or endless == b"reset"
     drip = talk(gateway, head + b"Content-Length: 100\r\n\r\n", *[b"{"] * 15, pause_s=0.1)
-    assert status(drip) == 408
+    assert status(drip) == 408 or drip == b"reset"  # what came after the answer may take it away
     gone = talk(gateway, head + b"Content-Length: 100\r\n\r\n{", b"")
     assert status(gone) == 408
     assert gateway.answers("/readyz")
@@ -187,7 +187,7 @@ async def test_places_that_no_stream_gave_are_refused_by_stream_and_socket(gatew
     headers = {"Authorization": f"Bearer {token}"}
     url = f"{gateway.url.replace('http', 'ws')}/v1/results"
     async with gateway.client(token) as http:
-        for forged in ("x", "0-5.99-1", "0--1", "0-" + "9" * 40, "%00", "%F0%9F%98%80", "0-1" + ".0-1" * 3000):
+        for forged in ("x", "0-5.99-1", "0--1", "0-" + "9" * 40, "%00", "%F0%9F%98%80", "0-1" + ".0-1" * 1500):
             reply = await http.get(f"/v1/results?last_id={forged}")
             assert reply.status_code in (400, 414, 422, 431), forged
             async with connect(f"{url}?last_id={forged}", additional_headers=headers, proxy=None) as peer:
@@ -195,6 +195,29 @@ async def test_places_that_no_stream_gave_are_refused_by_stream_and_socket(gatew
                     await peer.recv()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1008
+
+
+UPGRADE = b"Host: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more", "code"),
+    [
+        (b"GET /v1/results?last_id=" + b"0-1." * 3000, b"", 414),
+        (b"GET /v1/results", b"X-A: " + b"y" * 9000 + b"\r\n", 431),
+        (b"GET /v1/results", b"".join(b"X-%d: y\r\n" % n for n in range(200)), 431),
+        (b"GET /v1/results", b"Sec-WebSocket-Key: short\r\n", 400),
+    ],
+)
+def test_a_socket_whose_handshake_cannot_be_read_is_answered_and_closed(
+    gateway: WebProcess, request_line: bytes, more: bytes, code: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=ANSWER_S) as peer:
+        peer.sendall(request_line + b" HTTP/1.1\r\n" + UPGRADE + more + b"\r\n")
+        found = b""
+        while piece := peer.recv(65536):  # until it is closed: a time-out fails the test
+            found += piece
+    assert status(found) == code
 
 
 async def test_while_kafka_is_cut_off_each_request_is_refused_in_time_and_each_202_is_stored(

@@ -11,7 +11,6 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +27,8 @@ log = logging.getLogger("headrace.web")
 
 OPEN_PATHS = ("/healthz", "/readyz", "/openapi.json")
 """Need no key. Everything else does; a test walks the routes."""
+
+NOSNIFF, NO_STORE = (b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")
 
 REASONS = {404: ("not-found", "there is nothing at this path"), 405: ("bad-method", "the method isn't served here")}
 
@@ -70,10 +71,9 @@ class Outermost:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers.setdefault("Cache-Control", "no-store")
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), NOSNIFF]
+                if not any(name == NO_STORE[0] for name, _ in message["headers"]):
+                    message["headers"].append(NO_STORE)
                 metrics.GATEWAY_REQUESTS.labels(scope["method"][:8], str(message["status"])).inc()
             await send(message)
 

@@ -1,7 +1,7 @@
 """What the handlers of one gateway share, and who may call them."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -137,7 +137,7 @@ def request_id_of(connection: HTTPConnection) -> str:
     state = connection.scope.setdefault("state", {})
     if "request_id" not in state:
         given = connection.headers.get("x-request-id", "")
-        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state["request_id"] = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
     found: str = state["request_id"]
     return found
 
