@@ -29,7 +29,21 @@ def test_a_place_is_read_as_it_was_written(place: dict[int, int]) -> None:
 
 @pytest.mark.parametrize(
     "forged",
-    ["", "x", "0", "0-", "-1-5", "0-5.", "0-5 ", "0-5\n", "0-5.99-1", "0-" + "9" * 30, "٣-1", "0-1" + ".0-1" * 5000],
+    [
+        "",
+        "x",
+        "0",
+        "0-",
+        "-1-5",
+        "0-5.",
+        "0-5 ",
+        "0-5\n",
+        "0-5.99-1",
+        "0-" + "9" * 30,
+        "٣-1",
+        "0-1" + ".0-1" * 5000,
+        "0-1.0-2",
+    ],
 )
 def test_a_forged_id_is_refused(forged: str) -> None:
     with pytest.raises(BadPlace):

@@ -98,8 +98,11 @@ def read_place(text: str, partitions: int) -> Place:
     """
     if not _PLACE.fullmatch(text):
         raise BadPlace("it isn't an id of this stream")
-    place = {int(p): int(at) for p, _, at in (part.partition("-") for part in text.split("."))}
-    if not place or max(place) >= partitions:
+    parts = [part.partition("-") for part in text.split(".")]
+    place = {int(p): int(at) for p, _, at in parts}
+    if len(place) != len(parts):
+        raise BadPlace("it names a partition twice")
+    if max(place) >= partitions:
         raise BadPlace("it names a partition that isn't there")
     return place
 
