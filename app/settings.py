@@ -62,6 +62,7 @@ __all__ = [
     "config_path",
     "files_of",
     "load",
+    "read_file",
 ]
 
 SECRETS = ("kafka.password", "llm.api_key", "web.token", "console.secret", "console.token")
@@ -309,7 +310,7 @@ def load(path: Path | None = None) -> Settings:
     chosen = path or config_path()
     tree = dict(_defaults())
     if chosen is not None:
-        given = _read(chosen)
+        given = read_file(chosen)
         _refuse_secrets(given, chosen)
         if "sources" in given or "aggregates" in given:
             # The built-in aggregates are of the built-in source, the built-in intents of those aggregates.
@@ -325,12 +326,17 @@ def load(path: Path | None = None) -> Settings:
 def files_of(path: Path) -> list[Path]:
     """The settings file and the files that it names; only itself while it can't be read."""
     try:
-        return [path, *named_files(_read(path), path.parent)]
+        return [path, *named_files(read_file(path), path.parent)]
     except SettingsError:
         return [path]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, Any]:
+    """The tree of a settings file, as it stands there.
+
+    Raises:
+        SettingsError: it can't be read.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

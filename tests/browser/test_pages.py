@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from selenium.webdriver.common.by import By
 
 from app.broker.kafka import EmbeddedKafka
 from tests.browser.conftest import Browser
@@ -51,3 +52,33 @@ def test_the_overview_shows_results_as_they_come(
     browser.see("Go on")
     browser.until(lambda: browser.find("share-rule").text == "100%", "the first point of the charts")
     browser.picture("overview")
+
+
+def test_records_of_a_topic_are_read_and_opened(
+    browser: Browser, console: WebProcess, worker: Worker, kafka: EmbeddedKafka
+) -> None:
+    topic = f"{console.env['HEADRACE_KAFKA__TOPIC_PREFIX']}raw-events"
+    send(kafka, console, "to-be-opened", SCRIPT + "2")
+    browser.log_in("viewer")
+    browser.keys("g", "p")
+    browser.see(topic, "ai-results")
+    browser.picture("topics")
+    browser.driver.find_element(By.LINK_TEXT, topic).click()
+    browser.see("Consumer groups", "found", SCRIPT + "2")
+    browser.fill("contains", "to-be-opened")
+    browser.click("read")
+    browser.see("All was read:", "1 found")
+    browser.css('[data-mark="records"] tbody tr').click()
+    browser.see('"event_id": "to-be-opened"', "No headers.")
+    browser.picture("topics-record")
+    browser.click("close")
+    assert "owned" not in browser.driver.title
+
+
+def test_settings_are_shown_with_their_origin(browser: Browser, console: WebProcess) -> None:
+    browser.log_in("viewer")
+    browser.open("/settings")
+    browser.see("kafka.topic_prefix", "environment: HEADRACE_KAFKA__TOPIC_PREFIX", "default")
+    browser.click("only-set")
+    browser.until(lambda: "ingest.max_depth" not in browser.text, "only what is set")
+    browser.picture("settings")

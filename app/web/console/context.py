@@ -19,6 +19,7 @@ from nicegui import Client, context
 from starlette.requests import Request
 
 from app.settings import Settings
+from app.settings_origins import in_force
 from app.settings_web import LOOPBACK
 from app.web.console import show
 from app.web.console.attempts import Attempts
@@ -51,6 +52,7 @@ class Console:
 
     def __init__(self, settings: Settings, url: str, gateway: Gateway | None = None) -> None:
         self.settings, self.url = settings, url
+        self.in_force = in_force(settings)
         self.book = UserBook()
         self.users = Follower(settings, settings.topic("console-users"), self.book.apply)
         self.sessions = Sessions(settings.console, self.book)

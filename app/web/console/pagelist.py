@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from app.web.console.context import Visit
-from app.web.console.pages import overview
+from app.web.console.pages import overview, settings, topics
 from app.web.users import Role
 
 __all__ = ["PAGES", "Page", "page_at"]
@@ -32,6 +32,8 @@ class Page:
 
 PAGES = (
     Page(name="overview", path="/", role="viewer", key="o", icon="monitoring", build=overview.build),
+    Page(name="topics", path="/topics", role="viewer", key="p", icon="topic", build=topics.build),
+    Page(name="settings", path="/settings", role="viewer", key="s", icon="tune", build=settings.build),
 )  # fmt: skip
 
 

@@ -1,0 +1,186 @@
+"""Records of one topic: read within a budget, shown as they are found, stopped whenever somebody wants."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from nicegui import background_tasks, ui
+
+from app.errors import HeadraceError
+from app.web.console import show
+from app.web.console.context import Visit
+from app.web.console.roles import allowed
+from app.web.letters import Budget
+from app.web.scan import MAX_SHOWN_BYTES, Asked, Progress, decoded, scan
+from app.web.topic_state import TopicState
+
+__all__ = ["Records"]
+
+BUDGET = Budget()
+MOST_ROWS = 1000
+PREVIEW_CHARS = 160
+SCANS_AT_ONCE = 4
+"""Over all pages: each may read as fast as the broker gives."""
+STARTS = ("newest", "oldest", "offset", "time")
+ALL = -1
+
+_turns = asyncio.Semaphore(SCANS_AT_ONCE)
+
+
+class Records:
+    """The form, the table and the scan behind it."""
+
+    def __init__(self, visit: Visit, topic: TopicState) -> None:
+        self._visit, self._topic = visit, topic
+        self._task: asyncio.Task[None] | None = None
+        self._found: list[Any] = []
+        self._progress = Progress()
+        t = visit.t
+        ui.label(t("records")).classes("text-subtitle1")
+        with ui.row().classes("items-end"):
+            parts = {ALL: t("any_partition"), **{p: str(p) for p in topic.ends}}
+            starts = {start: t(f"from_{start}") for start in STARTS}
+            self._partition = ui.select(parts, value=ALL, label=t("col_partition"))
+            self._start = ui.select(starts, value="newest", label=t("from")).props("data-mark=from")
+            self._offset = ui.input(t("at_offset"), value="0").props("name=offset")
+            self._time = ui.input(t("at_time", zone=visit.zone.key)).props(
+                "type=datetime-local step=1 stack-label name=time"
+            )
+            for field, start in ((self._offset, "offset"), (self._time, "time")):
+                field.bind_visibility_from(self._start, "value", value=start)
+            self._text = ui.input(t("contains")).props("name=contains")
+            self._rows = ui.select([20, 100, 500, MOST_ROWS], value=100, label=t("rows"))
+            ui.button(t("read"), on_click=allowed("viewer")(self._read)).props("no-caps data-mark=read")
+            self._stop = ui.button(t("stop"), on_click=allowed("viewer")(self._cancel)).props(
+                "flat no-caps data-mark=stop"
+            )
+        self._stop.set_visibility(False)
+        self._said = ui.label().classes("text-caption num").props("data-mark=scan")
+        self._table = self._make_table()
+        ui.context.client.on_delete(self._cancel)
+        self._read()
+
+    def _make_table(self) -> ui.table:
+        names = ("time", "partition", "offset", "key", "value", "size")
+        columns = [{"name": n, "label": self._visit.t(f"col_{n}"), "field": n, "align": "left"} for n in names]
+        for column in columns:
+            column["classes"] = "mono"
+        table = ui.table(rows=[], columns=columns, row_key="id", pagination={"rowsPerPage": 50})
+        table.props("dense flat bordered data-mark=records").classes("w-full cursor-pointer")
+        table.on("row-click", allowed("viewer")(self._open), js_handler="(_, row) => emit(row.id)")
+        return table
+
+    def _read(self) -> None:
+        asked = self._asked()
+        if asked is None:
+            ui.notify(self._visit.t("bad_start"), type="negative")
+            return
+        self._cancel()
+        self._found, self._progress = [], Progress()
+        self._table.rows = []
+        self._task = background_tasks.create(self._scan(asked))
+
+    def _asked(self) -> Asked | None:
+        """What the form says; None: it can't be read."""
+        at = 0
+        try:
+            if self._start.value == "offset":
+                at = int(self._offset.value)
+            elif self._start.value == "time":
+                local = datetime.fromisoformat(self._time.value)
+                at = int(local.replace(tzinfo=self._visit.zone).timestamp() * 1000)
+        except (ValueError, TypeError, OverflowError):
+            return None
+        if not 0 <= at < 1 << 62:
+            return None
+        partition = None if self._partition.value == ALL else int(self._partition.value)
+        return Asked(
+            topic=self._topic.name, partition=partition, start=self._start.value, at=at,
+            text=str(self._text.value or "")[:1000], rows=int(self._rows.value),
+        )  # fmt: skip
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    async def _scan(self, asked: Asked) -> None:
+        self._stop.set_visibility(True)
+        key, why = "", ""
+        try:
+            async with _turns:
+                done = await scan(self._visit.console.settings, asked, BUDGET, self._take)
+            self._progress = done
+            key = {"complete": "read_all", "rows": "read_enough"}.get(done.why, f"read_partial_{done.why}")
+        except asyncio.CancelledError:
+            key = "read_stopped"
+            raise
+        except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+            key, why = "read_failed", type(error).__name__
+        finally:
+            if not self._said.is_deleted and self._task is asyncio.current_task():
+                self._tell(key, why)
+                self._stop.set_visibility(False)
+
+    def _take(self, found: list[Any], progress: Progress) -> None:
+        """What a scan found since the last time."""
+        self._progress = progress
+        if found:
+            newest_first = self._start.value == "newest"
+            self._found = sorted([*self._found, *found], key=lambda r: (r.timestamp, r.offset), reverse=newest_first)
+            self._found = self._found[: int(self._rows.value)]
+            self._table.rows = [self._row(n, record) for n, record in enumerate(self._found)]
+        self._tell("reading")
+
+    def _tell(self, key: str, why: str = "") -> None:
+        p = self._progress
+        self._said.set_text(
+            self._visit.t(
+                key, read=show.count(p.read), size=show.bytes_(p.bytes), seconds=f"{p.seconds:.1f} s",
+                found=show.count(len(self._found)), why=why,
+            )
+        )  # fmt: skip
+
+    def _row(self, number: int, record: Any) -> dict[str, Any]:
+        return {
+            "id": number, "time": self._visit.time(record.timestamp), "partition": record.partition,
+            "offset": str(record.offset), "key": self._short(record.key), "value": self._short(record.value),
+            "size": show.count(len(record.value)) if record.value is not None else self._visit.t("null"),
+        }  # fmt: skip
+
+    def _short(self, value: bytes | None) -> str:
+        kind, text = decoded(value[:1000] if value else value)
+        return self._visit.t(kind) if kind in ("null", "empty") else " ".join(text[:PREVIEW_CHARS].split())
+
+    def _open(self, event: Any) -> None:
+        """One record, whole."""
+        number = event.args
+        if not isinstance(number, int) or not 0 <= number < len(self._found):
+            return
+        record, t = self._found[number], self._visit.t
+        with ui.dialog(value=True) as dialog, ui.card().style("min-width: min(90vw, 60rem); max-width: 90vw"):
+            ui.label(f"{record.topic} / {record.partition} / {record.offset}").classes("mono")
+            ui.label(self._visit.time(record.timestamp)).classes("text-caption")
+            for name, value in (("col_key", record.key), ("col_value", record.value)):
+                ui.label(t(name)).classes("text-subtitle2")
+                self._whole(value)
+            ui.label(t("col_headers")).classes("text-subtitle2")
+            if not record.headers:
+                ui.label(t("no_headers")).classes("opacity-60")
+            for name, value in record.headers:
+                with ui.row().classes("no-wrap items-baseline"):
+                    ui.label(name).classes("mono text-weight-bold")
+                    ui.label(self._short(value)).classes("mono")
+            ui.button(t("close"), on_click=dialog.close).props("flat no-caps data-mark=close")
+        dialog.on("hide", dialog.delete)
+
+    def _whole(self, value: bytes | None) -> None:
+        kind, text = decoded(value)
+        if kind in ("null", "empty"):
+            ui.label(self._visit.t(kind)).classes("opacity-60")
+            return
+        ui.code(text, language="json" if kind == "json" else None).classes("w-full").style(
+            "max-height: 50vh; overflow: auto"
+        )
+        if value is not None and len(value) > MAX_SHOWN_BYTES:
+            ui.label(self._visit.t("cut", size=show.bytes_(MAX_SHOWN_BYTES))).classes("text-negative")

@@ -1,0 +1,188 @@
+"""Reads a topic for a person: from an offset, a time or the newest backwards, within a budget, and says what it left out.
+
+What is found is handed on while it reads, so a scan that ends early, or is cancelled, has shown all it came to.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import aiokafka
+import msgspec
+from aiokafka.structs import ConsumerRecord, TopicPartition
+
+from app.delivery.probe import probe
+from app.settings import Settings
+from app.web.letters import Budget
+
+__all__ = ["Asked", "Progress", "decoded", "scan"]
+
+POLL_MS = 200
+PIECE = 500
+"""Offsets of a partition read at a time when going backwards; doubled with each step, as most of it won't match."""
+LARGEST_PIECE = 16_000
+MAX_SHOWN_BYTES = 256 << 10
+
+Record: TypeAlias = ConsumerRecord[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What somebody wants to see of a topic."""
+
+    topic: str
+    """Full name."""
+    partition: int | None = None
+    """None: all."""
+    start: Literal["newest", "oldest", "offset", "time"] = "newest"
+    at: int = 0
+    """The offset, or the time in Unix milliseconds."""
+    text: str = ""
+    """In key, value or a header; empty: all."""
+    rows: int = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a scan came."""
+
+    read: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    found: int = 0
+    why: Literal["", "complete", "rows", "bytes", "seconds"] = ""
+    """Why it ended; empty while it reads. `rows`: as many as were asked for were found, and there may be more."""
+
+    @property
+    def partial(self) -> bool:
+        return self.why in ("bytes", "seconds")
+
+
+async def scan(
+    settings: Settings, asked: Asked, budget: Budget, show: Callable[[list[Record], Progress], None]
+) -> Progress:
+    """Reads until the budget is used, all was read, or enough was found.
+
+    Args:
+        settings: for Kafka.
+        asked: what to read.
+        budget: records, bytes and seconds.
+        show: called with what was found since the last call, and how far it is.
+
+    Raises:
+        KafkaError: the topic can't be read.
+    """
+    async with probe(settings.kafka) as consumer:
+        found = await consumer.topics()
+        if asked.topic not in found:
+            return Progress(why="complete")
+        parts = consumer.partitions_for_topic(asked.topic) or set()
+        chosen = [TopicPartition(asked.topic, p) for p in sorted(parts) if asked.partition in (None, p)]
+        reading = _Reading(consumer, asked, budget, show)
+        if chosen:
+            await reading.run(chosen)
+        return reading.end()
+
+
+class _Reading:
+    """One scan at work."""
+
+    def __init__(
+        self, consumer: aiokafka.AIOKafkaConsumer, asked: Asked, budget: Budget, show: Callable[..., None]
+    ) -> None:
+        self._consumer, self._asked, self._budget, self._show = consumer, asked, budget, show
+        self._begun = time.monotonic()
+        self._progress = Progress()
+        self._needle = asked.text.encode("utf-8", "surrogatepass")
+
+    async def run(self, tps: list[TopicPartition]) -> None:
+        starts, ends = await self._consumer.beginning_offsets(tps), await self._consumer.end_offsets(tps)
+        if self._asked.start == "newest":
+            await self._backwards(starts, ends)
+            return
+        match self._asked.start:
+            case "offset":
+                starts = {tp: max(at, self._asked.at) for tp, at in starts.items()}
+            case "time":
+                at = await self._consumer.offsets_for_times(dict.fromkeys(tps, self._asked.at))
+                starts = {tp: ends[tp] if at[tp] is None else max(starts[tp], at[tp].offset) for tp in tps}
+        await self._piece(starts, ends, self._asked.rows)
+
+    async def _backwards(self, starts: dict[Any, int], ends: dict[Any, int]) -> None:
+        """Piece by piece from the end: what was written last is found first, however much there is before it."""
+        size, upper = max(PIECE, self._asked.rows if not self._needle else 0), dict(ends)
+        while not self._progress.why:
+            lower = {tp: max(starts[tp], at - size) for tp, at in upper.items() if at > starts[tp]}
+            if not lower:
+                return
+            # Markers of transactions take offsets too, so a piece may hold less than it spans, even nothing.
+            await self._piece(lower, upper, None)
+            if self._progress.found >= self._asked.rows:
+                self._progress.why = "rows"
+            upper, size = lower, min(LARGEST_PIECE, size * 2)
+
+    async def _piece(self, lower: dict[Any, int], upper: dict[Any, int], most: int | None) -> None:
+        """Reads offsets from `lower` up to but not with `upper` of all partitions at once, and hands on what fits."""
+        waiting = {tp for tp, at in lower.items() if at < upper[tp]}
+        if not waiting:
+            return
+        self._consumer.assign(list(waiting))
+        for tp in waiting:
+            self._consumer.seek(tp, lower[tp])
+        while waiting:
+            fits: list[Record] = []
+            for tp, records in (await self._consumer.getmany(*waiting, timeout_ms=POLL_MS)).items():
+                fits += [r for r in records if r.offset < upper[tp] and self._takes(r)]
+                self._progress.read += len(records)
+            done = {tp for tp in waiting if await self._consumer.position(tp) >= upper[tp]}
+            waiting -= done
+            if done and waiting:
+                self._consumer.pause(*done)
+            self._hand_on(fits if most is None else fits[: most - self._progress.found])
+            if most is not None and self._progress.found >= most:
+                self._progress.why = "rows"
+            if self._progress.why:
+                return
+
+    def _takes(self, record: Record) -> bool:
+        self._progress.bytes += record.serialized_key_size + record.serialized_value_size
+        if not self._needle:
+            return True
+        parts = (record.key, record.value, *(part for name, value in record.headers for part in (name.encode(), value)))
+        return any(part is not None and self._needle in part for part in parts)
+
+    def _hand_on(self, fits: list[Record]) -> None:
+        progress, budget = self._progress, self._budget
+        progress.found += len(fits)
+        progress.seconds = time.monotonic() - self._begun
+        if progress.read >= budget.rows or progress.bytes >= budget.bytes:
+            progress.why = "bytes"
+        elif progress.seconds >= budget.seconds:
+            progress.why = "seconds"
+        self._show(fits, progress)
+
+    def end(self) -> Progress:
+        self._progress.why = self._progress.why or "complete"
+        self._progress.seconds = time.monotonic() - self._begun
+        return self._progress
+
+
+def decoded(value: bytes | None) -> tuple[Literal["null", "empty", "json", "text", "bytes"], str]:
+    """What a value holds, and how it is shown. Numbers and texts stay as they are written; null and empty are told apart."""
+    if value is None:
+        return "null", ""
+    if not value:
+        return "empty", ""
+    shown = value[:MAX_SHOWN_BYTES]
+    if value[:1] in b'{["' and len(shown) == len(value):
+        try:
+            return "json", msgspec.json.format(value, indent=2).decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # it only looks so
+    try:
+        text = shown.decode("utf-8") if len(shown) == len(value) else shown.decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        return "bytes", shown.hex(" ")
+    plain = all(char.isprintable() or char in "\n\r\t" for char in text[:4096])
+    return ("text", text) if plain else ("bytes", shown.hex(" "))
