@@ -24,7 +24,7 @@ $(STAMP): $(DEPS)
 
 install: $(STAMP) ## make .venv and install everything a single machine needs
 
-run: $(STAMP) ## start broker, model server, worker and a demo stream; Ctrl-C stops all
+run: $(STAMP) ## start broker, model server, worker, console and a demo stream; Ctrl-C stops all
 	@exec $(BIN)/headrace run
 
 test: $(STAMP) ## lint, types, and every test but the long ones (real Kafka, real model server)

@@ -1,9 +1,10 @@
-"""`headrace run`: everything on one machine, with a demo stream and a live summary. This is what `make run` starts."""
+"""`headrace run`: everything on one machine, with a demo stream, the console and a live summary. `make run` starts it."""
 
 import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +22,9 @@ from app.broker.kafka import EmbeddedKafka, die_with_parent, free_port, port_is_
 from app.core import settings
 from app.errors import BrokerError, HeadraceError
 from app.kafka import client_kwargs
+from app.settings_web import LOOPBACK
+from app.web import roster
+from app.web.users import UserBook
 
 __all__ = ["run"]
 
@@ -31,13 +35,15 @@ STOP_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 120.0
 
 
-@cli.command("run", short_help="Start broker, model server, worker and a demo stream on this machine.")
+@cli.command("run", short_help="Start broker, model server, worker, console and a demo stream on this machine.")
 @click.option(
     "--rate", type=click.FloatRange(0, min_open=True), default=8.0, show_default=True, help="Demo events a second."
 )
 @click.option("--no-demo", is_flag=True, help="Send nothing: your own producers do.")
 def run(rate: float, no_demo: bool) -> None:
-    """Start broker, model server, worker and a demo stream; show a live summary until Ctrl-C, then stop all.
+    """Start broker, model server, worker, gateway with console, and a demo stream; show a summary until Ctrl-C, then stop all.
+
+    The link that it shows lets one browser into the console as admin, as long as there are no users.
 
     A Kafka that already answers at kafka.bootstrap_servers is used, and so is a model server at llm.base_url.
 
@@ -75,6 +81,8 @@ class Machine:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
         self.env = dict(os.environ)
         self.web_port = free_port()
+        self.token = secrets.token_urlsafe(32)
+        """Of the console's link: it goes by the environment, so that it stands in no log."""
         self.bootstrap = settings.kafka.bootstrap_servers
         self.llm_url = settings.llm.base_url
         self.shown = 0
@@ -90,11 +98,12 @@ class Machine:
         self.env["HEADRACE_WEB__PORT"] = str(self.web_port)
         self._spawn("worker", "worker")
         self._await_worker()
+        console = self._start_web()
         if self.demo:
             self._spawn("demo", "produce", "--demo", "--rate", str(self.rate))
         click.echo(
-            f"headrace: running. Kafka {self.bootstrap}; results in topic {settings.topic('ai-results')}; tables and metrics "
-            f"http://127.0.0.1:{self.web_port}/tables /metrics; logs in {self.folder}. Ctrl-C stops all."
+            f"headrace: running. Kafka {self.bootstrap}; results in topic {settings.topic('ai-results')}; "
+            f"logs in {self.folder}. Ctrl-C stops all.\nheadrace: console {console}"
         )
 
     def _start_kafka(self) -> None:
@@ -123,11 +132,33 @@ class Machine:
         # It answers one call at a time: more in flight would only time out in its queue.
         self.env.setdefault("HEADRACE_LLM__CONCURRENCY", "2")
 
-    def _spawn(self, name: str, *arguments: str) -> None:
+    def _start_web(self) -> str:
+        """Starts gateway and console; returns the console's address, with a token in it where that lets somebody in."""
+        limits = settings.gateway
+        port = limits.port if limits.port and port_is_free(limits.port) else free_port()
+        self._spawn("web", "web", "--port", str(port), HEADRACE_CONSOLE__TOKEN=self.token)
+        host = limits.host if limits.host in LOOPBACK else "127.0.0.1"
+        url = f"http://{host}:{port}/"
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self._check_children()
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}readyz", timeout=5, trust_env=False).is_success:
+                    return url if self._has_users() or limits.host not in LOOPBACK else f"{url}?token={self.token}"
+            time.sleep(0.1)  # a starting process is polled
+        raise BrokerError(f"the console isn't ready after {START_TIMEOUT_S:.0f} s; see {self.folder / 'web.log'}")
+
+    def _has_users(self) -> bool:
+        kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
+        book = UserBook()
+        asyncio.run(roster.read(settings.model_copy(update={"kafka": kafka}), "console-users", book.apply))
+        return bool(book.entries)
+
+    def _spawn(self, name: str, *arguments: str, **env: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             self.children[name] = subprocess.Popen(  # noqa: S603  # our own program
                 [sys.executable, "-m", "app", *arguments],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env | env,
                 start_new_session=True,  # Ctrl-C reaches only us, and we stop them in order
                 preexec_fn=die_with_parent,  # no threads are running yet
             )  # fmt: skip
@@ -160,7 +191,7 @@ class Machine:
 
     def stop(self) -> None:
         """Stops all, last started first; leaves no process behind."""
-        for name in ("demo", "worker", "llm"):
+        for name in ("demo", "web", "worker", "llm"):
             child = self.children.get(name)
             if child is None:
                 continue

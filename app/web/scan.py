@@ -12,6 +12,7 @@ import aiokafka
 import msgspec
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from app import topics
 from app.delivery.probe import probe
 from app.settings import Settings
 from app.web.letters import Budget
@@ -73,15 +74,13 @@ async def scan(
     Raises:
         KafkaError: the topic can't be read.
     """
+    count = (await topics.counts(settings, [asked.topic])).get(asked.topic, 0)
+    chosen = [TopicPartition(asked.topic, p) for p in range(count) if asked.partition in (None, p)]
+    if not chosen:
+        return Progress(why="complete")
     async with probe(settings.kafka) as consumer:
-        found = await consumer.topics()
-        if asked.topic not in found:
-            return Progress(why="complete")
-        parts = consumer.partitions_for_topic(asked.topic) or set()
-        chosen = [TopicPartition(asked.topic, p) for p in sorted(parts) if asked.partition in (None, p)]
         reading = _Reading(consumer, asked, budget, show)
-        if chosen:
-            await reading.run(chosen)
+        await reading.run(chosen)
         return reading.end()
 
 
@@ -133,8 +132,9 @@ class _Reading:
         while waiting:
             fits: list[Record] = []
             for tp, records in (await self._consumer.getmany(*waiting, timeout_ms=POLL_MS)).items():
-                fits += [r for r in records if r.offset < upper[tp] and self._takes(r)]
-                self._progress.read += len(records)
+                inside = [r for r in records if r.offset < upper[tp]]
+                self._progress.read += len(inside)
+                fits += [r for r in inside if self._takes(r)]
             done = {tp for tp in waiting if await self._consumer.position(tp) >= upper[tp]}
             waiting -= done
             if done and waiting:

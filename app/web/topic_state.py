@@ -72,7 +72,8 @@ async def our_topics(settings: Settings, only: str | None = None) -> list[TopicS
                 found[name] = ("State", name.removeprefix(changelogs).removesuffix("-changelog"))
         if only is not None:
             found = {name: what for name, what in found.items() if name == only}
-        tps = [TopicPartition(name, p) for name in found for p in consumer.partitions_for_topic(name) or ()]
+        counts = await topics.counts(settings, list(found))
+        tps = [TopicPartition(name, p) for name, count in counts.items() for p in range(count)]
         starts, ends = (await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)) if tps else ({}, {})
     return [
         TopicState(

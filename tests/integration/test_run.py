@@ -1,11 +1,13 @@
 """`headrace run`, the README's first command: results in a minute, and no process left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -20,6 +22,7 @@ def test_run_shows_results_of_the_demo_and_stops_everything_on_ctrl_c(tmp_path: 
         "HEADRACE_DATA_DIR": str(tmp_path / "data"),
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{free_port()}",
         "HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{free_port()}/v1",
+        "HEADRACE_GATEWAY__PORT": "0",
     }
     log = tmp_path / "run.log"
     with log.open("wb") as out:
@@ -35,7 +38,12 @@ def test_run_shows_results_of_the_demo_and_stops_everything_on_ctrl_c(tmp_path: 
 
         wait_until(shown, 180, f"results and a summary; see {log}")
         children = psutil.Process(machine.pid).children(recursive=True)
-        assert len(children) >= 4  # Kafka, model server, worker, demo
+        assert len(children) >= 5  # Kafka, model server, worker, web, demo
+        link = re.search(r"http://\S+/\?token=\S+", log.read_text())
+        assert link is not None
+        assert link[0] not in (tmp_path / "data" / "web.log").read_text()
+        entered = httpx.get(link[0], trust_env=False, follow_redirects=True)
+        assert (entered.status_code, entered.url.path) == (200, "/")
         machine.send_signal(signal.SIGINT)
         assert machine.wait(60) == 0, log.read_text()
         assert [p.pid for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
@@ -52,6 +60,7 @@ def test_killing_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
         "HEADRACE_DATA_DIR": str(tmp_path / "data"),
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": f"127.0.0.1:{free_port()}",
         "HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{free_port()}/v1",
+        "HEADRACE_GATEWAY__PORT": "0",
     }
     machine = subprocess.Popen(
         [sys.executable, "-m", "app", "run", "--no-demo"], env=env, stdin=subprocess.DEVNULL,

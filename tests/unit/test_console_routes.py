@@ -100,6 +100,7 @@ async def test_a_socket_for_the_page_of_another_session_is_refused(served: tuple
         assert (await http.get(socket)).status_code == 200
     async with browser(app, console, "viewer") as http:
         assert (await http.get(socket)).status_code == 403
+        assert (await http.post(f"/_nicegui/client/{client_id}/upload/1")).status_code == 403
 
 
 def test_keys_and_names_of_pages_differ_and_each_has_a_title() -> None:

@@ -84,9 +84,10 @@ class Guard:
         if session is None:
             page = request.method == "GET" and not path.startswith((SOCKET, FILES))
             return self._login.to_login(request) if page else PlainTextResponse("log in first", HTTPStatus.UNAUTHORIZED)
-        if path.startswith(SOCKET):
-            fine = self._same_origin(request) and self._own_client(request, session)
-            return None if fine else PlainTextResponse("not yours", HTTPStatus.FORBIDDEN)
+        if path.startswith(SOCKET) and not self._same_origin(request):
+            return PlainTextResponse(text("en", "foreign"), HTTPStatus.FORBIDDEN)
+        if not self._own_client(request, session):
+            return PlainTextResponse("a page of another session", HTTPStatus.FORBIDDEN)
         if request.method not in SAFE_METHODS and not path.startswith(FILES):
             return _not_allowed()
         page_there = page_at(path)
@@ -109,11 +110,10 @@ class Guard:
 
     @staticmethod
     def _own_client(connection: HTTPConnection, session: Session) -> bool:
-        """Whether the page that a socket is for was made for this session."""
-        given = parse_qs(str(connection.url.query)).get("client_id", [""])[0]
-        client = Client.instances.get(given)
-        visit = visit_of(client) if client else None
-        return client is None or (visit is not None and visit.session.id == session.id)
+        """Whether the page that a socket or an upload is for, if any, was made for this session."""
+        named = [*parse_qs(connection.url.query).get("client_id", []), *connection.url.path.split("/")]
+        visits = [visit_of(client) for each in named if (client := Client.instances.get(each)) is not None]
+        return all(visit is not None and visit.session.id == session.id for visit in visits)
 
     def _visit(self, request: Request, session: Session) -> Visit:
         dark = {"1": True, "0": False}.get(request.cookies.get("headrace_dark", ""))

@@ -1,0 +1,112 @@
+"""What the web process costs while nobody looks at the console, and while browsers do.
+
+python -m tests.bench.console [--seconds 60] [--looking 5] [--workers 1]
+
+A browser that looks is a Socket.IO client of ours that takes what Overview sends, as Chromium does, without drawing it.
+The embedded Kafka, workers and the process share the machine. The exit status is 1 above the goal while nobody looks.
+"""
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import httpx
+import psutil
+import socketio
+
+from app.broker.kafka import EmbeddedKafka
+from tests.helpers.gateway import WebProcess
+from tests.helpers.processes import Worker, wait_until
+
+GOAL = 0.05
+"""Of a core, while nobody looks."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.console", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--looking", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        broker = EmbeddedKafka(Path(name) / "kafka")
+        broker.start()
+        try:
+            idle = measure(Path(name), broker.bootstrap, given)
+        finally:
+            broker.stop()
+    sys.exit(idle > GOAL)
+
+
+def measure(folder: Path, bootstrap: str, given: argparse.Namespace) -> float:
+    env = {
+        "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": f"c{uuid.uuid4().hex[:6]}-",
+        "HEADRACE_ROLE": "ingest",
+    }  # fmt: skip
+    web = WebProcess(folder / "web", env)
+    workers = [Worker(folder / f"worker-{n}", env) for n in range(given.workers)]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.wait_ready()
+        web.start()
+        assert web.process is not None
+        process = psutil.Process(web.process.pid)
+        link = wait_until(lambda: re.search(r"\S+/\?token=\S+", web.log.read_text()), 20, "the link")[0]
+        idle = asyncio.run(used(process, given.seconds, 0, ""))
+        say("nobody looks", idle, process)
+        looking = asyncio.run(used(process, given.seconds, given.looking, link))
+        say(f"{given.looking} look at the overview", looking, process)
+        return idle
+    finally:
+        web.kill()
+        for worker in workers:
+            worker.kill()
+
+
+def say(what: str, share: float, process: psutil.Process) -> None:
+    print(f"{what}: {share:.1%} of a core, {process.memory_info().rss / 1e6:.0f} MB")
+
+
+async def used(process: psutil.Process, seconds: float, looking: int, link: str) -> float:
+    """The process's share of a core over so long."""
+    clients: list[socketio.AsyncClient] = []
+    if looking:
+        async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as http:
+            await http.get(link)
+            clients = [await look(http, link.partition("/?")[0]) for _ in range(looking)]
+    await asyncio.sleep(3)
+    before = sum(process.cpu_times()[:2])
+    await asyncio.sleep(seconds)
+    after = sum(process.cpu_times()[:2])
+    for client in clients:
+        await client.disconnect()
+    return float(after - before) / seconds
+
+
+async def look(http: httpx.AsyncClient, url: str) -> socketio.AsyncClient:
+    """Opens the overview and its socket, as the page's script does."""
+    page = (await http.get(f"{url}/")).text
+    client_id = re.search(r"client_id[\"']: [\"']([0-9a-f-]{36})", page)
+    assert client_id is not None, page[-3000:]
+    client = socketio.AsyncClient()
+    cookie = "; ".join(f"{name}={value}" for name, value in http.cookies.items())
+    await client.connect(
+        f"{url}?client_id={client_id[1]}", socketio_path="/_nicegui_ws/socket.io", headers={"Cookie": cookie},
+        transports=["websocket"],
+    )  # fmt: skip
+    tab = str(uuid.uuid4())
+    shake = {"client_id": client_id[1], "tab_id": tab, "document_id": str(uuid.uuid4()), "next_message_id": 0}
+    assert await client.call("handshake", shake)
+    return client
+
+
+if __name__ == "__main__":
+    main()
