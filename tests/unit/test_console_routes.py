@@ -1,11 +1,13 @@
 """Walks the pages and routes of the console: nothing is there for who isn't logged in, or whose role is too small."""
 
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
 from nicegui import core
 from starlette.routing import BaseRoute
 
+from app.web.console import guard
 from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.guard import Guard
@@ -117,3 +119,13 @@ def test_all_languages_have_the_same_texts_with_the_same_placeholders() -> None:
         for texts in TEXTS.values()
     ]
     assert all(each == fields[0] for each in fields)
+
+
+async def test_a_page_for_admins_is_refused_to_all_others(
+    served: tuple[Guard, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, console = served
+    monkeypatch.setattr(guard, "page_at", lambda path: dataclasses.replace(PAGES[0], role="admin"))
+    for role in ROLES:
+        async with browser(app, console, role) as http:
+            assert (await http.get("/")).status_code == (200 if role == "admin" else 403)
