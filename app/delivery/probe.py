@@ -24,14 +24,20 @@ def crc_of(record: Record) -> int:
 
 
 @asynccontextmanager
-async def probe(kafka: KafkaSettings) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
-    """A consumer without a group, read_committed."""
+async def probe(kafka: KafkaSettings, *, fetch_wait_ms: int = 50) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
+    """A consumer without a group, read_committed.
+
+    Args:
+        kafka: how to reach it.
+        fetch_wait_ms: how long the broker holds a request while there is nothing new; it answers at once when there is.
+            Short for what is read and left; who stays asks so often in vain.
+    """
     consumer = aiokafka.AIOKafkaConsumer(
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
-        fetch_max_wait_ms=50,
+        fetch_max_wait_ms=fetch_wait_ms,
         **client_kwargs(kafka),
     )
     try:

@@ -21,6 +21,8 @@ CHECK_EVERY_S = 1.0
 CHECK_TIMEOUT_S = 5.0
 """A broker that doesn't tell the topic's end within this time counts as not reachable."""
 RETRY_S = 1.0
+FETCH_WAIT_MS = 500
+"""The broker answers as soon as there is something; asking more often would be in vain."""
 
 Apply = Callable[[ConsumerRecord[bytes, bytes]], None]
 
@@ -53,7 +55,7 @@ class Follower:
         """Runs until it is cancelled."""
         while True:
             try:
-                async with probe(self._kafka) as consumer:
+                async with probe(self._kafka, fetch_wait_ms=FETCH_WAIT_MS) as consumer:
                     await self._follow(consumer)
             except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
                 if self._said != type(error).__name__:
