@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +31,8 @@ def worker(console: WebProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
     process.kill()
 
 
+POINTS = int(os.environ.get("HEADRACE_TEST_POINTS", "0"))
+"""More points in the charts of the picture, 15 s each; pictures of the docs are taken with 8."""
 TYPES = ("order.created", "payment.authorized", "shipment.delayed", "page.viewed")
 
 
@@ -51,9 +55,12 @@ def test_the_overview_shows_results_as_they_come(
     browser.until(lambda: browser.find("tile-lag").text == "0", "no lag")
     browser.until(lambda: browser.find("tile-events_in").text not in ("–", "0"), "a rate")
     assert "owned" not in browser.driver.title
-    for burst in range(8):  # something to be seen in the charts, whose points come every 15 s
-        send(kafka, console, *(f"event-{burst}-{n}" for n in range(25 + burst * 5)))
+    until = time.monotonic() + POINTS * 15.0
+    for burst in range(10_000):  # something to be seen in the charts, whose points come every 15 s
+        send(kafka, console, *(f"event-{burst}-{n}" for n in range(30 + burst % 7 * 9)))
         browser.find("tile-events_in")
+        if time.monotonic() > until:
+            break
     browser.until(lambda: browser.find("share-rule").text == "100%", "the first point of the charts")
     browser.picture("overview")
     browser.click("pause")

@@ -31,7 +31,7 @@ class Page:
 
 
 PAGES = (
-    Page(name="overview", path="/", role="viewer", key="o", icon="monitoring", build=overview.build),
+    Page(name="overview", path="/", role="viewer", key="o", icon="dashboard", build=overview.build),
     Page(name="topics", path="/topics", role="viewer", key="p", icon="topic", build=topics.build),
     Page(name="settings", path="/settings", role="viewer", key="s", icon="tune", build=settings.build),
 )  # fmt: skip
