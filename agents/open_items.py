@@ -82,9 +82,10 @@ class OpenItems:
         self._highest[lane] = b""
         parked = self._parked.pop(lane.tp, {})
         self._take_up(lane, parked)
+        left = list(parked.values())  # their outcome is written, or others went on with them
         for tp in [tp for tp in self._parked if tp not in lane.delivery.lanes]:
-            parked |= self._parked.pop(tp)
-        for open_ in parked.values():  # others have these, or their outcome is written
+            left += self._parked.pop(tp).values()  # others have these
+        for open_ in left:
             self._let_go(open_)
 
     def committed(self, lane: Lane) -> bool:
@@ -108,7 +109,7 @@ class OpenItems:
             if key in known:
                 continue
             before = parked.get(key) if parked else None
-            if parked and before is not None and before.item.request.event_id == item.request.event_id:
+            if parked and before is not None and _goes_on(before.item, item):
                 del parked[key]
                 self._adopt(lane, before, item)
             else:
@@ -126,7 +127,9 @@ class OpenItems:
 
     def closed(self, lane: Lane) -> None:
         """What runs goes on; if the partition doesn't come back, its next owner asks again and the answers are dropped."""
-        self._parked[lane.tp] = self._known.pop(lane, {})
+        known = self._known.pop(lane, None)
+        if known is not None:  # else it was never ready, and what waits for it waits on
+            self._parked[lane.tp] = known
         self._highest.pop(lane, None)
         self._closing.pop(lane, None)
 
@@ -216,3 +219,10 @@ class OpenItems:
         if open_.lane in self._known:  # else it is parked, and written if the partition comes back
             self._closing.setdefault(open_.lane, set()).add(open_.key)
             open_.lane.post(work)
+
+
+def _goes_on(held: OpenItem, stored: OpenItem) -> bool:
+    """Whether what is held in memory is the stored item, and not what it was before another worker had it."""
+    return held.request.event_id == stored.request.event_id and (held.round, held.attempts) >= (
+        stored.round, stored.attempts,
+    )  # fmt: skip

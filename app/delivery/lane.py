@@ -248,6 +248,7 @@ class Lane:
 
     async def _pump(self) -> None:
         committing: asyncio.Task[None] | None = None
+        ahead: Transaction | None = None
         try:
             while True:
                 if committing is not None and committing.done():
@@ -261,13 +262,15 @@ class Lane:
                 if wait_s > 0:
                     await self._wait(committing, wait_s)
                     continue
-                transaction = await self._compute()
+                ahead = await self._compute()
                 if committing is not None:
                     await committing
                 self.last_begin = time.monotonic()
-                committing = asyncio.ensure_future(self._commit(transaction))
+                committing, ahead = asyncio.ensure_future(self._commit(ahead)), None
                 await asyncio.sleep(0)
         finally:
+            if ahead is not None:  # the batch before it failed
+                self._give_up(ahead)
             if committing is not None and not committing.done():
                 committing.cancel()
                 await asyncio.wait([committing])
@@ -310,10 +313,22 @@ class Lane:
         self.delivery.room()
         return records
 
+    def _give_up(self, transaction: Transaction) -> None:
+        """It won't be written: records are read again, and answers that arrived are written by the next try."""
+        self._posted.extendleft(reversed(transaction.posted))
+        self.delivery.release_output(transaction.size_bytes)
+
     async def _compute(self) -> Transaction:
         """Decides on the next batch and the work that was posted."""
         records, posted = self._take(), list(self._posted)
         self._posted.clear()
+        try:
+            return await self._decided(records, posted)
+        except BaseException:
+            self._posted.extendleft(reversed(posted))
+            raise
+
+    async def _decided(self, records: list[Received], posted: list[Work]) -> Transaction:
         out = self.stage.decide(records, self) if records else Outbox()
         for work in posted:
             work(self.view, out)
@@ -342,11 +357,10 @@ class Lane:
             crash.at("written")
             self.view.release(transaction.number)
             self.stage.committed(self, transaction)
-        except (KafkaError, HeadraceError, TimeoutError, OSError):
-            self._posted.extendleft(reversed(transaction.posted))  # answers that arrived are written by the next try
+        except BaseException:
+            self._give_up(transaction)
             raise
-        finally:
-            self.delivery.release_output(transaction.size_bytes)
+        self.delivery.release_output(transaction.size_bytes)
         self.moved_at = time.monotonic()
         metrics.TRANSACTION_SECONDS.labels(self.stage.name).observe(self.moved_at - begun)
         if transaction.records:

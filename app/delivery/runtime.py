@@ -41,6 +41,8 @@ EXIT_STUCK = 70
 """EX_SOFTWARE of sysexits.h."""
 STDERR = 2
 """The file descriptor."""
+TELL_S = 2.0
+"""The reader of the log may itself be what hangs."""
 RAW_HEADROOM_BYTES = 64 << 10
 """Topics that carry a raw record onwards take this much more than the brokers' limit, for our headers."""
 
@@ -351,8 +353,13 @@ class Delivery:
             threading.Event().wait(1.0)
             silent, beat = (0, self._beat) if self._beat != beat else (silent + 1, beat)
             if silent >= LOOP_HANG_S:
-                try:  # not sys.stderr, which Faust turns into a log without a file behind it
-                    os.write(STDERR, f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n".encode())
-                    faulthandler.dump_traceback(STDERR, all_threads=True)
-                finally:
-                    os._exit(EXIT_STUCK)
+                telling = threading.Thread(target=_tell_where, daemon=True)
+                telling.start()
+                telling.join(TELL_S)
+                os._exit(EXIT_STUCK)
+
+
+def _tell_where() -> None:
+    """Not through sys.stderr, which Faust turns into a log without a file behind it; blocks while nobody reads it."""
+    os.write(STDERR, f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n".encode())
+    faulthandler.dump_traceback(STDERR, all_threads=True)

@@ -1,47 +1,110 @@
-"""What a lane still writes when its partition is taken away."""
+"""What becomes of work that was posted to a lane: when its partition is taken away, and when a transaction fails."""
 
 import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import TopicPartition
 
 from app.delivery.lane import Lane
+from app.delivery.outbox import Outbox
 from app.delivery.transaction import Transaction
+from app.errors import OutputError
 
 
-async def nothing(size: int) -> None:
-    """There is room."""
+def lane_of(told: Any = None) -> Lane:
+    """A lane without a broker."""
+
+    async def reserve(size: int) -> None:
+        """There is room."""
+
+    def release(size: int) -> None:
+        delivery.released += 1
+
+    delivery: Any = SimpleNamespace(
+        batch_records=10, gather_s=0.0, fit=lambda out, stage: None, reserve_output=reserve, release_output=release,
+        room=lambda: None, released=0, group="g",
+    )  # fmt: skip
+    stage: Any = SimpleNamespace(name="s", delivery=delivery, state=None, lane_closed=told)
+    return Lane(delivery, stage, TopicPartition("t", 0))
+
+
+def names_of(transaction: Transaction) -> list[str]:
+    return [name for (name, _) in transaction.out.counts]
+
+
+def counting(name: str) -> Any:
+    return lambda view, out: out.count(name, "")
 
 
 async def test_answers_that_arrived_are_written_behind_the_transaction_under_way_and_input_isnt_begun() -> None:
     told: list[str] = []
-    delivery: Any = SimpleNamespace(
-        batch_records=10, gather_s=0.0, fit=lambda out, stage: None, reserve_output=nothing, room=lambda: None
-    )
-    stage: Any = SimpleNamespace(
-        name="s", delivery=delivery, state=None, lane_closed=lambda lane: told.append(f"closed after {committed}")
-    )
-    lane = Lane(delivery, stage, TopicPartition("t", 0))
-    under_way, go_on, committed = asyncio.Event(), asyncio.Event(), list[str]()
+    committed: list[str] = []
+    lane = lane_of(lambda lane: told.append(f"closed after {committed}"))
+    under_way, go_on = asyncio.Event(), asyncio.Event()
 
     async def commit(transaction: Transaction) -> None:
         under_way.set()
         await go_on.wait()
-        committed.extend(name for (name, _), _ in transaction.out.counts.items())
+        committed.extend(names_of(transaction))
 
     lane._commit = commit  # type: ignore[method-assign]  # without a broker
     lane.ready = True
     lane._task = asyncio.ensure_future(lane._pump())
-    lane.post(lambda view, out: out.count("first", ""))
+    lane.post(counting("first"))
     await under_way.wait()
-    lane.post(lambda view, out: out.count("answer", ""))
+    lane.post(counting("answer"))
     input_: Any = SimpleNamespace(records=[1], size_bytes=1)
     lane.inbox.append(input_)
     closing = asyncio.ensure_future(lane.close())
     await asyncio.sleep(0)
-    lane.post(lambda view, out: out.count("too-late", ""))
+    lane.post(counting("too-late"))
     go_on.set()
     await closing
     assert committed == ["first", "answer"]
     assert told == ["closed after ['first', 'answer']"]
+
+
+async def test_answers_in_a_batch_that_was_computed_ahead_come_back_when_the_one_before_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = lane_of()
+    begun, fail = asyncio.Event(), asyncio.Event()
+
+    async def write(*arguments: object) -> int:
+        begun.set()
+        await fail.wait()
+        raise KafkaConnectionError("the broker is away")
+
+    monkeypatch.setattr(Transaction, "write", write)
+    lane.post(counting("first"))
+    pumping = asyncio.ensure_future(lane._pump())
+    await begun.wait()
+    lane.inbox_records = lane.delivery.batch_records  # so much input that the next batch is taken at once
+    lane.post(counting("ahead"))
+    lane._wake.set()
+    await asyncio.sleep(0.05)
+    assert not lane._posted, "the second batch is computed"
+    fail.set()
+    with pytest.raises(KafkaConnectionError):
+        await pumping
+    out = Outbox()
+    for work in lane._posted:
+        work(lane.view, out)
+    assert {name for name, _ in out.counts} == {"first", "ahead"}
+    assert lane.delivery.released == 2
+
+
+async def test_work_comes_back_when_deciding_fails() -> None:
+    lane = lane_of()
+
+    def fit(out: Outbox, stage: object) -> None:
+        raise OutputError("too large for any topic")
+
+    lane.delivery.fit = fit  # type: ignore[method-assign]  # as an output that fits nowhere
+    lane.post(counting("answer"))
+    with pytest.raises(OutputError):
+        await lane._compute()
+    assert len(lane._posted) == 1

@@ -177,3 +177,38 @@ def test_what_is_dropped_between_two_lanes_is_taken_up_anew(desk: Desk) -> None:
     desk.items.ready(partition.lane())
     assert len(desk.opened) == 2
     assert not desk.opened[1].done
+
+
+def test_what_waits_for_its_partition_waits_on_over_a_lane_that_never_got_ready(desk: Desk) -> None:
+    partition = Partition()
+    partition.rows = {open_key(7): item("e-7")}
+    desk.items.ready(before := partition.lane())
+    desk.items.closed(before)
+    desk.items.closed(partition.lane())  # another rebalance, while State was restored
+    desk.items.ready(after := partition.lane())
+    assert len(desk.opened) == 1
+    desk.items.finish(desk.opened[0], ANSWER, "deep", "why")
+    assert ids_of(written(after)) == ["e-7"]
+
+
+def test_what_another_worker_went_on_with_meanwhile_is_taken_from_state(desk: Desk) -> None:
+    partition = Partition()
+    partition.rows = {open_key(7): item("e-7")}
+    desk.items.ready(before := partition.lane())
+    desk.items.closed(before)
+    partition.rows[open_key(7)].round = 2
+    desk.items.ready(after := partition.lane())
+    assert [open_.item.round for open_ in desk.opened] == [0, 2]
+    assert desk.gone == desk.opened[:1]
+    assert not after.posted
+
+
+def test_equal_offsets_of_two_partitions_that_moved_are_both_let_go(desk: Desk) -> None:
+    first, second, kept = Partition(0), Partition(1), Partition(2)
+    first.rows, second.rows = {open_key(1): item("e-1")}, {open_key(1): item("e-2")}
+    for partition in (first, second):
+        desk.items.ready(partition.lane(first, second, kept))
+    for lane in list(desk.items._known):
+        desk.items.closed(lane)
+    desk.items.ready(kept.lane())
+    assert sorted(open_.item.request.event_id for open_ in desk.gone) == ["e-1", "e-2"]
