@@ -96,11 +96,15 @@ class Reviews:
 
     def _decide(self, decision: Decision, row: ReviewRow, queue: "_Queue") -> None:
         event_id, review, out = decision.event_id.encode(), row.review, queue.out
+        at_ms = min(decision.decided_ms, out.now_ms)
+        if at_ms < row.decided_ms:
+            out.count("review-overtaken", review.task)
+            return
         if decision.undo:
-            queue.put(event_id, row, ReviewRow(review=review, at_ms=review.created_ms))
+            queue.put(event_id, row, ReviewRow(review=review, at_ms=review.created_ms, decided_ms=at_ms))
             out.count("review-undone", review.task)
             return
-        queue.put(event_id, row, ReviewRow(review=review, decision=decision, at_ms=out.now_ms))
+        queue.put(event_id, row, ReviewRow(review=review, decision=decision, at_ms=out.now_ms, decided_ms=at_ms))
         out.send(self._results, event_id, _json(result_of(review, decision, out.now_ms)))
         out.count("reviewed", review.task)
 
@@ -139,7 +143,7 @@ class Reviews:
         queue = _Queue(view, out)
         for event_id in self._old(view, out.now_ms):
             row = queue.get(event_id)
-            if row is not None and row.at_ms < out.now_ms - self._keep_ms:
+            if row is not None and max(row.at_ms, row.decided_ms) < out.now_ms - self._keep_ms:
                 queue.put(event_id, row, None)
                 if row.decision is None:
                     out.count("review-expired", row.review.task)

@@ -72,7 +72,7 @@ OUTCOMES = Counter(
     "headrace_outcomes",
     "What became of events: accepted, asked (a model decides later), rekeyed, duplicate, conflict (a duplicate with other "
     "content), noise, filtered, dead, "
-    "rule, light, deep, review, untasked. Of reviews: reviewed (decided), review-undone, review-expired. "
+    "rule, light, deep, review, untasked. Of reviews: reviewed (decided), review-undone, review-overtaken, review-expired. "
     "Of windows: window (closed), late, ahead, cut (events left out of a sequence), "
     "intent (a rule fired), purged (panes of an aggregate that was changed), unkeyed (in no window, without an entity). "
     "`detail` is the rule, reason, cause, source or aggregate.",

@@ -32,6 +32,8 @@ class ReviewRow(msgspec.Struct, kw_only=True):
     """The latest; None: it waits."""
     at_ms: int
     """When it was opened, or was decided: its place in `waiting` or `decided`."""
+    decided_ms: int = 0
+    """Of the latest decision, one to undo too: an older one that comes later, out of dead letters, changes nothing."""
 
 
 class Count(msgspec.Struct, array_like=True):

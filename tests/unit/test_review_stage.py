@@ -118,6 +118,28 @@ def test_a_later_decision_is_one_more_result_of_the_event(stage: Stage) -> None:
     assert stage.decided == ["e1"]
 
 
+def test_an_older_decision_that_comes_later_changes_nothing(stage: Stage) -> None:
+    stage.take(Opened(review=review()), decision(category="unhappy", decided_ms=NOW_MS - 10))
+    out = stage.take(decision(decided_ms=NOW_MS - 20))  # a dead letter that was sent back
+    assert (results(out), out.counts) == ([], {("review-overtaken", "mood"): 1})
+    stage.take(decision(category="", undo=True, decided_ms=NOW_MS - 5))
+    assert results(stage.take(decision(decided_ms=NOW_MS - 6))) == []
+    assert len(results(stage.take(decision(decided_ms=NOW_MS + 10**12)))) == 1
+    assert len(results(stage.take(decision(decided_ms=NOW_MS)))) == 1, "a clock that ran ahead shuts nobody out"
+
+
+def test_an_old_review_that_was_put_back_isnt_too_old_at_once(stage: Stage) -> None:
+    keep_ms = int(load().reviews.keep_s * 1000)
+    stage.take(Opened(review=review(created_ms=NOW_MS - keep_ms + 100)), decision(decided_ms=NOW_MS - 50))
+    stage.take(decision(category="", undo=True, decided_ms=NOW_MS))
+    stage.now_ms += 1000
+    stage.expire()
+    assert stage.waits == ["e1"]
+    stage.now_ms += keep_ms
+    stage.expire()
+    assert stage.waits == []
+
+
 def test_undo_puts_it_back_where_it_stood_and_writes_nothing(stage: Stage) -> None:
     stage.take(*[Opened(review=review(f"e{n}", NOW_MS - 1000 + n)) for n in range(3)])
     stage.take(decision("e0"), decision("e1"))
