@@ -7,6 +7,7 @@
     GET /tables/{state}/{map}             rows: ?partition= &start= &limit= ; or ?key=
     GET /tables/{state}/{map}/{key}       one key, looked up in every partition this worker owns
     GET /trace/{event_id}                 what State knows of an event
+    GET /windows/{entity}                 an entity's windows that aren't closed, with their sequences
     GET /reviews                          reviews that wait, the oldest first: ?limit= &task= &cause=
     GET /results                          one result: ?event_id= &partition= ; 421 when this worker hasn't the partition
 
@@ -26,6 +27,9 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from agents.hopping import Hopping
+from agents.ingest import Ingest
+from agents.open_windows import open_windows
 from agents.results import STAGE as RESULTS_STAGE
 from agents.review import waiting
 from app import metrics
@@ -70,6 +74,7 @@ def install(app: App) -> None:
             web.get("/tables/{state}/{map}", pages.rows),
             web.get("/tables/{state}/{map}/{key:.+}", pages.row),
             web.get("/trace/{event_id:.+}", pages.trace),
+            web.get("/windows/{entity:.+}", pages.windows),
             web.get("/reviews", pages.reviews),
             web.get("/results", pages.result),
         ]
@@ -116,6 +121,12 @@ def read_key(of: Map[Any], text: str) -> bytes:
     if of is WAITING or of is DECIDED:
         return read_at(text)
     return int(text).to_bytes(8, "big") if of is OPEN and text.isdigit() else text.encode()
+
+
+def _hopping(lane: Lane) -> Hopping | None:
+    """What makes windows in a lane; None: nothing."""
+    logic = lane.stage.logic
+    return logic.windows if isinstance(logic, Ingest) else logic if isinstance(logic, Hopping) else None
 
 
 def show_value(value: Any) -> Any:
@@ -275,6 +286,17 @@ class Pages:
             if REVIEWS in maps and (row := lane.view.get(REVIEWS, key)) is not None:
                 found.extend(self._review_steps(lane, row))
         return _json({"event_id": key.decode(), "steps": found})
+
+    async def windows(self, request: web.Request) -> web.Response:
+        """An entity's open windows in every partition of this worker."""
+        entity = request.match_info["entity"].encode()
+        found: list[dict[str, Any]] = []
+        for lane in self.lanes:
+            hopping = _hopping(lane)
+            if hopping is not None:
+                its = open_windows(lane.view, hopping.aggregates, lane.tp.topic, entity)
+                found += [{"state": lane.stage.state.name, **show_value(window)} for window in its]
+        return _json({"entity": entity.decode(), "windows": found})
 
     async def reviews(self, request: web.Request) -> web.Response:
         """Reviews that wait in this worker's partitions, the oldest first; `waiting` counts all of them."""

@@ -1,14 +1,17 @@
 """Windows are a function of the records in their order: batches, crashes and bounded closing change nothing."""
 
+import json
 import random
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agents.open_windows import open_windows
 from app.settings import Settings
-from tests.helpers.windows import Given, Rig, recompute
+from tests.helpers.windows import Given, Rig, comparable, recompute
 
 SIZES = [(60, 30, 10), (60, 60, 0), (10, 2, 5), (30, 10, 0)]
 """Size, hop and grace in s."""
@@ -147,3 +150,24 @@ def test_the_watermark_never_goes_back(stream: list[Given], lengths: list[int]) 
         high = -1 if raw is None else made.chain._mark(raw).high_ms
         assert high >= highest
         highest = high
+
+
+@RUN
+@given(
+    stream=events, lengths=cuts, size=st.sampled_from(SIZES), keep=st.sampled_from([0, 3, 100]), close=st.integers(1, 9)
+)
+def test_open_windows_of_an_entity_are_those_of_a_recomputation(
+    stream: list[Given], lengths: list[int], size: tuple[int, int, int], keep: int, close: int
+) -> None:
+    made = Rig(declared(*size, keep, close))
+    feed(made, stream, lengths)
+    made.settle()
+    bounds = [1000 * each for each in size]
+    whole = recompute(stream, *bounds, keep=keep, ended=True).windows  # type: ignore[misc]  # three of them
+    still = recompute(stream, *bounds, keep=keep).open  # type: ignore[misc]  # likewise
+    shown = [
+        json.loads(msgspec.json.encode(window))
+        for entity in {given.entity for given in stream}
+        for window in open_windows(made.view, made.chain.aggregates, "raw", entity.encode())
+    ]
+    assert comparable(shown) == {place: whole[place] for place in still}
