@@ -34,7 +34,9 @@ CHUNK_RECORDS = 500
 CHUNK_BYTES = 2 << 20
 """A transaction of this size takes a fraction of a second, so that it can be cut off at any time."""
 
-NEVER = ("dead-letter", "redriven", "workers", "budget-grants", "api-keys", "gateway-replies")
+NEVER = (
+    "dead-letter", "redriven", "workers", "budget-grants", "api-keys", "gateway-replies", "console-users", "console-audit",
+)  # fmt: skip
 """Topics of ours that no stage reads or writes results to: nothing that claims to come from there is sent back."""
 
 Group = tuple[str, str, str]

@@ -6,7 +6,7 @@ turn, and what was found is shown meanwhile; a budget of records, bytes and seco
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as made
 
@@ -151,7 +151,7 @@ class Letters:
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncIterator[Found]:
+    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncGenerator[Found, None]:
         """Groups what there is, the newest first. Each step gives the same object, with more in it.
 
         Closing the iterator ends it. When Kafka fails, what was found so far stands and `partial` says so.
@@ -273,7 +273,7 @@ class Letters:
         self,
         selection: Selection,
         *,
-        edited: dict[str, bytes | None] | None = None,
+        edited: Mapping[str, bytes | None] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Tally:
         """Sends back what is selected, each once; one run at a time.

@@ -23,6 +23,7 @@ from app.settings_origins import in_force
 from app.settings_web import LOOPBACK
 from app.web.console import show
 from app.web.console.attempts import Attempts
+from app.web.console.desk import Desk
 from app.web.console.sessions import Session, Sessions
 from app.web.console.snapshots import Snapshots
 from app.web.console.texts import Language, text
@@ -30,6 +31,7 @@ from app.web.follow import Follower
 from app.web.gateway.context import Gateway
 from app.web.gateway.workers import Workers
 from app.web.gateway.writer import Writer
+from app.web.letters import Letters
 from app.web.users import Role, UserBook
 
 __all__ = ["STALE_S", "Console", "Visit", "close_page", "visit_now", "visit_of", "visiting", "zone_of"]
@@ -59,6 +61,8 @@ class Console:
         self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
         self.writer = gateway.writer if gateway else Writer(settings)
         self.workers = gateway.workers if gateway else Workers(settings)
+        self.letters = Letters(settings)
+        self.desk = Desk(settings, self.workers, self.writer)
         self._announced = Follower(settings, settings.topic("workers"), self.workers.apply)
         self._shared = gateway is not None
         self.snapshots = Snapshots(settings, self.workers, self.writer)

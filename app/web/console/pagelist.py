@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from app.web.console.context import Visit
-from app.web.console.pages import overview, settings, topics
+from app.web.console.pages import event, letters, overview, review, settings, tables, topics
 from app.web.users import Role
 
 __all__ = ["PAGES", "Page", "page_at"]
@@ -32,6 +32,10 @@ class Page:
 
 PAGES = (
     Page(name="overview", path="/", role="viewer", key="o", icon="dashboard", build=overview.build),
+    Page(name="tables", path="/tables", role="viewer", key="t", icon="table_view", build=tables.build),
+    Page(name="event", path="/event", role="viewer", key="e", icon="route", build=event.build),
+    Page(name="letters", path="/dead-letters", role="viewer", key="d", icon="report", build=letters.build),
+    Page(name="review", path="/review", role="viewer", key="r", icon="rule", build=review.build),
     Page(name="topics", path="/topics", role="viewer", key="p", icon="topic", build=topics.build),
     Page(name="settings", path="/settings", role="viewer", key="s", icon="tune", build=settings.build),
 )  # fmt: skip

@@ -5,6 +5,8 @@ Placeholders are `{name}`. Texts hold no HTML.
 
 from typing import Literal
 
+from app.web.console import texts_work
+
 __all__ = ["LANGUAGES", "TEXTS", "Language", "chosen", "text"]
 
 Language = Literal["en", "zh"]
@@ -303,7 +305,7 @@ ZH = {
     "origin_environment": "环境变量",
 }
 
-TEXTS: dict[Language, dict[str, str]] = {"en": EN, "zh": ZH}
+TEXTS: dict[Language, dict[str, str]] = {"en": EN | texts_work.EN, "zh": ZH | texts_work.ZH}
 
 
 def text(language: Language, key: str, **values: object) -> str:

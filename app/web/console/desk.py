@@ -1,0 +1,129 @@
+"""The reviewers' desk: what waits, who looks at what, and decisions on their way. One a console process."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from agents.review import STAGE
+from app.delivery.partitions import partition_for
+from app.settings import Settings
+from app.web import tables
+from app.web.gateway.workers import Workers
+from app.web.gateway.writer import Writer
+from models.reviews import Decision
+from tables.reviews import REVIEWS
+
+__all__ = ["Desk", "Waiting"]
+
+CLAIM_S = 300.0
+"""What somebody looks at isn't shown to others for so long: a person who left gives it back by then."""
+SETTLES_S = 60.0
+"""A decision is in State within a second. What was decided here isn't shown again for so long, should State lag."""
+
+
+class Waiting(msgspec.Struct, kw_only=True):
+    """The queue, from its oldest end."""
+
+    reviews: list[dict[str, Any]]
+    """As `GET /reviews` of a worker has them."""
+    waiting: int
+    """All that wait, those that somebody looks at too."""
+    restoring: list[int]
+    """Partitions whose part is missing."""
+    silent: list[str]
+    """Workers that didn't answer."""
+
+
+class Desk:
+    """Hands out reviews, each to one person at a time, and takes decisions.
+
+    Args:
+        settings: the tree.
+        workers: who has the queue.
+        writer: how decisions get to Kafka.
+    """
+
+    def __init__(self, settings: Settings, workers: Workers, writer: Writer) -> None:
+        self._settings, self._workers, self._writer = settings, workers, writer
+        self._topic = settings.topic("review-decisions")
+        self._claims: dict[str, tuple[str, float]] = {}
+        """Who looks at an event, and until when."""
+        self._decided: dict[str, float] = {}
+        """Events decided here, and until when State may not know it yet."""
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    async def waiting(self, who: str, *, task: str = "", limit: int = 20) -> Waiting:
+        """The oldest reviews that nobody else looks at.
+
+        Args:
+            who: the page that asks.
+            task: only of this one; empty: of all.
+            limit: how many.
+
+        Raises:
+            Problem: 503, no worker is alive.
+        """
+        now = time.monotonic()
+        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim[1] > now}
+        self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
+        hidden = len(self._claims) + len(self._decided)
+        params = {"limit": str(min(tables.MAX_PAGE, limit + hidden)), **({"task": task} if task else {})}
+        answers = await self._workers.ask_all("/reviews", params)
+        good = [answer.json() for answer in answers if answer.status == 200]
+        rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
+        return Waiting(
+            reviews=[row for row in rows if self._free(row["review"]["event_id"], who)][:limit],
+            waiting=sum(each["waiting"] for each in good),
+            restoring=sorted({partition for each in good for partition in each["restoring"]}),
+            silent=[answer.worker.url for answer in answers if not answer.status],
+        )
+
+    def _free(self, event_id: str, who: str) -> bool:
+        claim = self._claims.get(event_id)
+        return event_id not in self._decided and (claim is None or claim[0] == who or claim[1] <= time.monotonic())
+
+    def claim(self, event_id: str, who: str) -> bool:
+        """Takes an event to look at; False when it is decided, or somebody else looks at it."""
+        if not self._free(event_id, who):
+            return False
+        self._claims[event_id] = who, time.monotonic() + CLAIM_S
+        return True
+
+    def release(self, who: str) -> None:
+        """Gives back what a page looks at."""
+        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim[0] != who}
+
+    async def find(self, event_id: str) -> dict[str, Any] | None:
+        """The review of an event with its decision; None: none is kept, or its worker doesn't answer.
+
+        Raises:
+            Problem: no worker is alive.
+            LookupError: no worker has the stage.
+        """
+        found = await tables.find(self._workers.ask_all, STAGE, REVIEWS.name, event_id)
+        return found.rows[0]["value"] if found.rows else None
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def taken(self, event_id: str) -> None:
+        """An event is decided, or about to be: it isn't shown any more."""
+        self._decided[event_id] = time.monotonic() + SETTLES_S
+        self._claims.pop(event_id, None)
+
+    def given_back(self, event_id: str) -> None:
+        """It waits again: its decision was undone, or couldn't be written."""
+        self._decided.pop(event_id, None)
+
+    async def write(self, decision: Decision) -> None:
+        """Hands a decision to the stage `review`, and waits until Kafka has acked it.
+
+        Raises:
+            Problem: Kafka hasn't been reached yet.
+            KafkaError: it isn't known to be stored.
+            TimeoutError: likewise.
+        """
+        key = decision.event_id.encode()
+        partition = partition_for(key, self._writer.partitions(self._topic))
+        await self._writer.send_aside(self._topic, key, msgspec.json.encode(decision), partition)

@@ -1,0 +1,190 @@
+"""One dead letter: why it is one, its bytes, headers and place; to be mended and sent back, or discarded."""
+
+from collections.abc import Awaitable, Callable
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from agents.redrive import Tally
+from app.logic.redrive import Selection
+from app.web.console.audit import audit
+from app.web.console.context import Visit
+from app.web.console.parts import SHOWN_BYTES, confirmed, facts, failing, printable
+from app.web.console.roles import allowed
+from app.web.letters import Opened
+
+__all__ = ["LetterPanel", "left_over"]
+
+EDITED_BYTES = 256 << 10
+"""A larger value isn't edited in a browser: a message of more than 1 MB is refused, and it would be slow before that."""
+HEX_BYTES = 4 << 10
+BYTES_A_LINE = 16
+
+
+class LetterPanel:
+    """Shown over the page.
+
+    Args:
+        visit: who looks.
+        changed: called when something became of it.
+    """
+
+    def __init__(self, visit: Visit, changed: Callable[[], Awaitable[None]]) -> None:
+        self.visit, self.t, self._changed = visit, visit.t, changed
+        self.dialog = ui.dialog()
+        with self.dialog:
+            self.card = ui.card().style("max-width: 1100px; width: 95vw").props("data-mark=letter")
+
+    async def open(self, position: str) -> None:
+        """Reads it and shows it."""
+        with failing(self.visit):
+            opened = await self.visit.console.letters.open(position)
+            if opened is None:
+                ui.notify(self.t("letter_gone", position=position), type="warning")
+                return
+            self.card.clear()
+            with self.card:
+                self._draw(opened)
+            self.dialog.open()
+
+    def _draw(self, opened: Opened) -> None:
+        letter, t, visit = opened.letter, self.t, self.visit
+        with ui.row().classes("w-full items-center no-wrap"):
+            ui.label(f"{letter.reason or '–'} · {letter.position}").classes("text-h6")
+            ui.space()
+            ui.button(icon="close", on_click=self.dialog.close).props("flat round dense data-mark=close")
+        ui.label(letter.message)
+        if opened.marker is not None:
+            how = t("sent_to", topic=opened.marker.to) if opened.marker.to else t("was_discarded")
+            ui.label(f"{how} · {visit.time(opened.marker.at_ms)}").classes("text-positive").props("data-mark=handled")
+        last = dict(opened.headers)
+        connect = "__connect.errors."
+        place = "/".join(printable(last.get(f"{connect}{name}")) for name in ("topic", "partition", "offset"))
+        facts(
+            [
+                (t("field"), letter.field), (t("stage"), letter.stage), (t("time"), visit.time(letter.at_ms)),
+                (t("read_at"), place), (t("goes_to"), letter.topic), (t("attempt"), letter.attempt),
+                (t("key"), printable(letter.key)),
+                (t("bytes"), t("no_value") if letter.value is None else f"{len(letter.value):,}"),
+            ]
+        )  # fmt: skip
+        if letter.event_id:
+            ui.link(t("open_event", id=letter.event_id), "/event?" + urlencode({"id": letter.event_id}))
+        editor = self._value(opened)
+        self._headers(opened)
+        self._buttons(opened, editor)
+
+    def _value(self, opened: Opened) -> ui.textarea | None:
+        """The value as text, to be edited where that can be, and as bytes."""
+        letter, t = opened.letter, self.t
+        raw, editor = letter.value, None
+        with ui.tabs().props("dense align=left") as tabs:
+            as_text, as_hex = ui.tab(t("as_text")), ui.tab(t("as_hex")).props("data-mark=as-hex")
+        with ui.tab_panels(tabs, value=as_text).classes("w-full"):
+            with ui.tab_panel(as_text).classes("q-pa-none"):
+                editable = (
+                    self._editable(opened)
+                    and len(raw or b"") <= EDITED_BYTES
+                    and (raw is None or opened.text is not None)
+                )
+                if editable:
+                    editor = ui.textarea(value=opened.text or "").props(
+                        'outlined autogrow name="value" spellcheck=false'
+                    )
+                    editor.classes("w-full mono").props("input-style='max-height: 40vh'")
+                else:
+                    ui.label(printable(raw)).classes("mono").style("white-space: pre-wrap; overflow-wrap: anywhere")
+                if len(raw or b"") > SHOWN_BYTES and not editable:
+                    ui.label(t("cut", shown=f"{SHOWN_BYTES:,}", total=f"{len(raw or b''):,}")).classes("opacity-70")
+            with ui.tab_panel(as_hex).classes("q-pa-none"):
+                ui.label(_hex(raw)).classes("mono").style("white-space: pre; overflow-x: auto").props("data-mark=hex")
+        return editor
+
+    def _editable(self, opened: Opened) -> bool:
+        return self._may_send(opened) and bool(opened.letter.topic) and opened.marker is None
+
+    def _may_send(self, opened: Opened) -> bool:
+        """What goes to the reviewers' topic is a decision: it needs who may decide."""
+        decides = opened.letter.topic == self.visit.console.settings.topic("review-decisions")
+        return self.visit.may("reviewer" if decides else "operator")
+
+    def _headers(self, opened: Opened) -> None:
+        with ui.expansion(self.t("headers", count=len(opened.headers))).classes("w-full"):
+            rows = [{"name": name, "value": printable(value)} for name, value in opened.headers]
+            columns = [
+                {"name": name, "label": self.t(name), "field": name, "align": "left"} for name in ("name", "value")
+            ]
+            ui.table(rows=rows, columns=columns).props("dense flat wrap-cells").classes("w-full")
+
+    def _buttons(self, opened: Opened, editor: ui.textarea | None) -> None:
+        letter, t = opened.letter, self.t
+        if opened.marker is not None or not self._may_send(opened):
+            return
+
+        @allowed("operator")
+        async def redrive() -> None:
+            text, was = (
+                (None, None) if editor is None else (editor.value or "", (opened.text or "").replace("\r\n", "\n"))
+            )
+            edited = None if text == was else (text or "").encode("utf-8", "replace")
+            await self._redrive(opened, edited)
+
+        @allowed("operator")
+        async def discard() -> None:
+            await self._discard(opened)
+
+        with ui.row().classes("w-full justify-end"):
+            ui.button(t("discard"), icon="delete", on_click=discard).props("flat data-mark=discard")
+            if letter.topic:
+                ui.button(t("redrive"), icon="replay", on_click=redrive).props("data-mark=redrive")
+            else:
+                ui.label(t("no_topic")).classes("opacity-70")
+
+    async def _redrive(self, opened: Opened, edited: bytes | None) -> None:
+        letter, t = opened.letter, self.t
+        if not self._may_send(opened):
+            ui.notify(t("not_allowed", role="reviewer"), type="negative")
+            return
+        question = (
+            t("redrive_one", topic=letter.topic) + "\n" + (t("with_edit") if edited is not None else t("as_it_is"))
+        )
+        if not await confirmed(self.visit, t("redrive"), question, t("redrive")):
+            return
+        with failing(self.visit):
+            detail = {"reason": letter.reason, "to": letter.topic, "edited": edited is not None}
+            await audit(self.visit, "redrive", f"dead-letter/{letter.position}", detail)
+            values = {} if edited is None else {letter.position: edited}
+            done = await self.visit.console.letters.redrive(Selection(ids={letter.position}), edited=values)
+            moved = done.moved.total()
+            ui.notify(t("moved", count=moved) + left_over(self.visit, done), type="positive" if moved else "warning")
+            self.dialog.close()
+            await self._changed()
+
+    async def _discard(self, opened: Opened) -> None:
+        letter, t = opened.letter, self.t
+        if not await confirmed(self.visit, t("discard"), t("would_discard", count=1), t("discard")):
+            return
+        with failing(self.visit):
+            await audit(self.visit, "discard", f"dead-letter/{letter.position}", {"reason": letter.reason})
+            done = await self.visit.console.letters.discard(Selection(ids={letter.position}))
+            ui.notify(t("discarded", count=done.selected.total()), type="positive")
+            self.dialog.close()
+            await self._changed()
+
+
+def left_over(visit: Visit, tally: Tally) -> str:
+    """What a run left alone, and why."""
+    parts = [("left_already", tally.already), ("left_too_often", tally.too_often), ("left_no_topic", tally.no_topic)]
+    return "".join(f"; {visit.t(key, count=count)}" for key, count in parts if count)
+
+
+def _hex(raw: bytes | None) -> str:
+    """Offset, bytes and what of them is ASCII, 16 a line."""
+    if not raw:
+        return "–"
+    lines = []
+    for at in range(0, min(len(raw), HEX_BYTES), BYTES_A_LINE):
+        part = raw[at : at + BYTES_A_LINE]
+        shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<{3 * BYTES_A_LINE}} {shown}")
+    return "\n".join(lines + ([f"… {len(raw):,}"] if len(raw) > HEX_BYTES else []))

@@ -1,0 +1,348 @@
+"""Review: events that wait for a person, one at a time, decided with one key.
+
+The next event is shown at once; the decision is audited and written behind it. It doesn't ask: undo takes it back.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from nicegui import background_tasks, context, ui
+from nicegui.events import KeyEventArguments
+
+from app.logic.reviews import allowed as allowed_categories
+from app.settings import TaskSettings
+from app.settings_extract import why_wrong
+from app.web.console.audit import NotAudited, audit
+from app.web.console.context import Visit
+from app.web.console.desk import Waiting
+from app.web.console.parts import FAILURES, facts, missing, why
+from app.web.console.roles import allowed
+from models.results import Review
+from models.reviews import Decision
+
+__all__ = ["build"]
+
+KEYS = "1234567890qwertyiopadfhjklzxcvbm"
+"""Of the categories, in order. Without g (leads to other pages), n (note), s (later) and u (undo)."""
+AHEAD = 20
+REFILL_BELOW = 5
+LOOKS_AGAIN_S = 3.0
+"""While nothing waits, the page looks so often whether something came."""
+UNDO_KEPT = 20
+LEADS_AWAY_S = 1.5
+"""After g the next key leads to another page."""
+
+
+@dataclass(slots=True)
+class Done:
+    """A decision of this page."""
+
+    review: Review
+    category: str
+    saved: bool = False
+
+
+async def build(visit: Visit) -> None:
+    """Draws the page and fetches what waits."""
+    view = View(visit)
+    view.draw()
+    background_tasks.create(view.refill())
+
+
+class View:
+    """One viewer's page."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit, self.t, self.desk = visit, visit.t, visit.console.desk
+        self.client = context.client
+        self.who = self.client.id
+        self.tasks = {task.name: task for task in visit.console.settings.tasks}
+        self.ahead: list[Review] = []
+        self.now: Review | None = None
+        self.later: set[str] = set()
+        """Put off by this viewer: shown again when nothing else waits."""
+        self.done: list[Done] = []
+        self.waiting: Waiting | None = None
+        self.failed = ""
+        self._led_away = float("-inf")
+        self._filling = False
+        self.client.on_delete(lambda: self.desk.release(self.who))
+
+    # -- drawing ---------------------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Everything, still empty."""
+        t = self.t
+        with ui.row().classes("items-end w-full"):
+            self.count = ui.label().classes("text-subtitle1 num").props("data-mark=waiting")
+            ui.space()
+            tasks = {"": t("all_tasks"), **{name: name for name in self.tasks}}
+            self.task = ui.select(tasks, value="", label=t("task"), on_change=allowed("viewer")(self._again))
+            self.task.classes("w-48")
+        self.missing = ui.column().classes("gap-0")
+        with ui.row().classes("w-full items-start no-wrap max-md:flex-wrap"):
+            self.card = ui.card().classes("grow").props("data-mark=review")
+            self.side = ui.column().classes("w-64 shrink-0")
+        if self.visit.may("reviewer"):
+            ui.keyboard(allowed("reviewer")(self._pressed), repeating=False, ignore=["input", "select", "textarea"])
+        self.looks = ui.timer(LOOKS_AGAIN_S, self.refill, active=False)
+        self._show()
+
+    def _show(self) -> None:
+        """The event at hand."""
+        if self.card.is_deleted:
+            return
+        t, waiting = self.t, self.waiting
+        self.count.text = "" if waiting is None else t("waiting", count=f"{waiting.waiting:,}")
+        self.missing.clear()
+        with self.missing:
+            if waiting is not None:
+                missing(self.visit, waiting.silent, waiting.restoring)
+        self.card.clear()
+        with self.card:
+            if self.now is not None:
+                self._event(self.now)
+            elif self.failed:
+                ui.label(t("failed", why=self.failed)).classes("text-negative").props("data-mark=failed")
+            elif waiting is None:
+                ui.spinner()
+            else:
+                ui.label(t("nothing_waits")).classes("text-h6").props("data-mark=nothing-waits")
+        self.looks.active = self.now is None
+        self._show_done()
+
+    def _event(self, review: Review) -> None:
+        t = self.t
+        ui.label(review.text or t("no_text")).classes("text-body1").style(
+            "white-space: pre-wrap; overflow-wrap: anywhere; max-height: 50vh; overflow-y: auto"
+        ).props("data-mark=text")
+        light = f"{review.light_category} · {review.light_confidence}" if review.light_category else ""
+        facts(
+            [
+                (t("task"), review.task), (t("cause"), review.cause), (t("light_said"), light),
+                (t("tried"), "; ".join(review.tried)), (t("attempts"), review.attempts or ""),
+                (t("type"), review.event_type), (t("entity"), review.entity),
+                (t("event_time"), self.visit.time(review.event_time_ms)),
+                (t("waits_since"), self.visit.age(review.created_ms)),
+            ]
+        )  # fmt: skip
+        ui.link(t("open_event", id=review.event_id), "/event?" + urlencode({"id": review.event_id}))
+        if not self.visit.may("reviewer"):
+            ui.label(t("may_not_review")).classes("opacity-70")
+            return
+        with ui.row().classes("w-full"):
+            for key, category in zip(KEYS, self._categories(review), strict=False):
+                button = ui.button(on_click=allowed("reviewer")(self._decider(review, category)))
+                with button.props(f"no-caps data-key={key}"):
+                    ui.badge(key).props("color=white text-color=black").classes("q-mr-sm")
+                    ui.label(category)
+                self._described(review, category)
+        with ui.row().classes("w-full items-center"):
+            self.note = ui.input(t("note_key")).props('name="note" maxlength=2000 dense').classes("grow")
+            later = ui.button(on_click=allowed("reviewer")(self._put_off)).props("flat no-caps data-mark=later")
+            with later:
+                ui.badge("s").props("outline").classes("q-mr-sm")
+                ui.label(t("later"))
+        self.fields = self._fields(self.tasks.get(review.task))
+
+    def _categories(self, review: Review) -> list[str]:
+        return allowed_categories(review, self.tasks.get(review.task))
+
+    def _described(self, review: Review, category: str) -> None:
+        """What a category means, where its task says so."""
+        task = self.tasks.get(review.task)
+        found = next((each.description for each in task.categories if each.id == category), "") if task else ""
+        if found:
+            ui.tooltip(found)
+
+    def _fields(self, task: TaskSettings | None) -> ui.textarea | None:
+        """Where the task extracts fields: a JSON object of them, or nothing."""
+        if task is None or not task.extract:
+            return None
+        return (
+            ui.textarea(self.t("fields_json"))
+            .props('name="fields" outlined autogrow spellcheck=false')
+            .classes("w-full mono")
+        )
+
+    def _show_done(self) -> None:
+        self.side.clear()
+        with self.side:
+            if self.done:
+                ui.label(self.t("decided_here")).classes("opacity-70")
+            for place, done in enumerate(reversed(self.done)):
+                with ui.row().classes("w-full items-center no-wrap gap-1"):
+                    ui.icon("check" if done.saved else "hourglass_empty")
+                    ui.label(f"{done.category} · {done.review.event_id}").classes("grow ellipsis").style(
+                        "max-width: 11rem"
+                    )
+                    undo = ui.button(on_click=allowed("reviewer")(self._undoer(done)), icon="undo")
+                    undo.props(f"flat dense round data-mark=undo-{place}").tooltip(self.t("undo_key"))
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    async def _again(self) -> None:
+        """Another task was chosen."""
+        self.desk.release(self.who)
+        self.ahead, self.now, self.waiting = [], None, None
+        await self.refill()
+
+    async def refill(self) -> None:
+        """Fetches what waits, and shows the oldest of it where nothing is shown."""
+        if self._filling:
+            return
+        self._filling = True
+        try:
+            self.waiting = await self.desk.waiting(
+                self.who, task=str(self.task.value or ""), limit=AHEAD + len(self.later)
+            )
+            self.failed = ""
+            rows = [msgspec.convert(row["review"], Review) for row in self.waiting.reviews]
+            known = {self.now.event_id} if self.now else set()
+            fresh = [review for review in rows if review.event_id not in known | self.later]
+            self.ahead = fresh or [review for review in rows if review.event_id not in known]
+        except FAILURES as error:
+            self.failed = why(error)
+        finally:
+            self._filling = False
+        if self.now is None:
+            self._next()
+
+    def _next(self) -> None:
+        """Shows the next event that nobody else looks at."""
+        self.now = None
+        while self.ahead and self.now is None:
+            review = self.ahead.pop(0)
+            if self.desk.claim(review.event_id, self.who):
+                self.now = review
+        self._show()
+
+    def _advance(self) -> None:
+        """The event at hand is dealt with."""
+        self._next()
+        if len(self.ahead) < REFILL_BELOW:
+            background_tasks.create(self.refill())
+
+    # -- deciding --------------------------------------------------------------------------------------------------
+
+    def _decider(self, review: Review, category: str) -> Any:
+        async def decide() -> None:
+            if self.now is review:
+                await self._decide(review, category)
+
+        return decide
+
+    async def _pressed(self, event: KeyEventArguments) -> None:
+        """One key decides, puts off, or takes back."""
+        if not event.action.keydown or event.modifiers.ctrl or event.modifiers.alt or event.modifiers.meta:
+            return
+        name, now = str(event.key.name).lower(), time.monotonic()
+        if name == "g":
+            self._led_away = now
+        elif now - self._led_away < LEADS_AWAY_S:
+            self._led_away = float("-inf")
+        elif name == "u":
+            if self.done:
+                await self._undo(self.done[-1])
+        elif self.now is not None:
+            await self._key(self.now, name)
+
+    async def _key(self, review: Review, name: str) -> None:
+        categories = self._categories(review)
+        if name == "s":
+            self._put_off()
+        elif name == "n":
+            self.note.run_method("focus")
+        elif len(name) == 1 and name in KEYS and KEYS.index(name) < len(categories):
+            await self._decide(review, categories[KEYS.index(name)])
+
+    def _put_off(self) -> None:
+        if self.now is not None:
+            self.later.add(self.now.event_id)
+            self.desk.release(self.who)
+            self._advance()
+
+    async def _decide(self, review: Review, category: str) -> None:
+        """Takes a decision for the event at hand, shows the next, and writes it behind that."""
+        fields, wrong = self._given(review)
+        if wrong:
+            ui.notify(self.t("fields_wrong", why=wrong), type="negative")
+            return
+        decision = Decision(
+            event_id=review.event_id, category=category, fields=fields, reviewer=self.visit.session.user,
+            note=(self.note.value or "")[:2000], decided_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        done = Done(review, category)
+        self.done = [*self.done[-UNDO_KEPT + 1 :], done]
+        self.desk.taken(review.event_id)
+        self._advance()
+        await self._write(done, decision)
+
+    def _given(self, review: Review) -> tuple[dict[str, object] | None, str]:
+        """The fields that the viewer gave, and what is wrong with them."""
+        text = (self.fields.value or "").strip() if self.fields is not None else ""
+        if not text:
+            return None, ""
+        try:
+            fields = msgspec.json.decode(text.encode(), type=dict[str, object])
+        except msgspec.MsgspecError as error:
+            return None, str(error)
+        return fields, why_wrong(self.tasks[review.task].extract, fields)
+
+    async def _write(self, done: Done, decision: Decision) -> None:
+        """Audits and writes; a decision that can't be is given back."""
+        try:
+            detail = {"category": decision.category, "task": done.review.task}
+            await audit(self.visit, "undo" if decision.undo else "decide", f"review/{decision.event_id}", detail)
+            await self.desk.write(decision)
+        except (*FAILURES, NotAudited) as error:
+            if not decision.undo:
+                self.desk.given_back(decision.event_id)
+                self.done = [each for each in self.done if each is not done]
+            self._notify(self.t("not_saved", id=decision.event_id, why=why(error)))
+            self._show_side()
+            return
+        done.saved = True
+        if decision.undo:
+            self.desk.given_back(decision.event_id)
+            self.done = [each for each in self.done if each is not done]
+        self._show_side()
+
+    def _show_side(self) -> None:
+        if not self.side.is_deleted:
+            self._show_done()
+
+    def _notify(self, text: str) -> None:
+        if not self.card.is_deleted:
+            with self.card:
+                ui.notify(text, type="negative", timeout=0, close_button=True)
+
+    def _undoer(self, done: Done) -> Any:
+        async def undo() -> None:
+            await self._undo(done)
+
+        return undo
+
+    async def _undo(self, done: Done) -> None:
+        """The event waits again; it is shown again at once."""
+        if not done.saved or done not in self.done:
+            return
+        done.saved = False
+        decision = Decision(
+            event_id=done.review.event_id,
+            reviewer=self.visit.session.user,
+            decided_ms=int(time.time() * 1000),
+            undo=True,
+        )
+        await self._write(done, decision)
+        if done in self.done:  # it couldn't be written: the decision stands
+            done.saved = True
+            return
+        if self.now is not None:
+            self.ahead.insert(0, self.now)
+        self.desk.release(self.who)
+        self.ahead.insert(0, done.review)
+        self._next()

@@ -1,0 +1,74 @@
+"""An entity's open windows: what is in them so far, step by step on a time line."""
+
+from typing import Any
+from urllib.parse import quote
+
+from nicegui import ui
+
+from app.web.console.context import Visit
+from app.web.console.parts import facts
+
+__all__ = ["show_windows"]
+
+SHOWN_WINDOWS = 20
+DOT = "position: absolute; top: 4px; width: 8px; height: 8px; margin-left: -4px; border-radius: 50%"
+
+
+async def show_windows(visit: Visit, entity: str, body: ui.column) -> list[str]:
+    """Asks all workers and draws what they have.
+
+    Returns:
+        Workers that didn't answer.
+
+    Raises:
+        Problem: no worker is alive.
+    """
+    answers = await visit.console.workers.ask_all(f"/windows/{quote(entity, safe='')}")
+    found = [window for answer in answers if answer.status == 200 for window in answer.json()["windows"]]
+    found.sort(key=lambda window: (window["aggregate"], window["start_ms"]))
+    if body.is_deleted:
+        return []
+    body.clear()
+    with body:
+        if not found:
+            ui.label(visit.t("no_windows")).props("data-mark=no-windows")
+        for window in found[-SHOWN_WINDOWS:]:
+            _window(visit, window)
+        if len(found) > SHOWN_WINDOWS:
+            ui.label(visit.t("more_windows", count=len(found) - SHOWN_WINDOWS)).classes("opacity-70")
+    return [answer.worker.url for answer in answers if not answer.status]
+
+
+def _window(visit: Visit, window: dict[str, Any]) -> None:
+    t, start_ms, end_ms = visit.t, int(window["start_ms"]), int(window["end_ms"])
+    with ui.card().classes("w-full").props("data-mark=window"):
+        ui.label(f"{window['aggregate']} · {visit.time(start_ms)} – {visit.time(end_ms)}").classes("text-subtitle1 num")
+        counts = ", ".join(f"{label} {count:,}" for label, count in window["counts"].items())
+        facts(
+            [
+                (t("events"), f"{window['events']:,}"), (t("counts"), counts), (t("other"), window["other"] or ""),
+                (t("features"), ", ".join(f"{name} {value}" for name, value in window["features"].items())),
+                (t("fired"), ", ".join(window["intents"])),
+            ]
+        )  # fmt: skip
+        _line(window["sequence"], start_ms, end_ms)
+        with ui.column().classes("gap-0").props("data-mark=sequence"):
+            if window["cut"]:
+                ui.label(t("cut_steps", count=window["cut"])).classes("opacity-70")
+            for step in window["sequence"]:
+                _step(visit, step)
+
+
+def _step(visit: Visit, step: dict[str, Any]) -> None:
+    at_ms = int(step["at_ms"])
+    note = f" · {step['note']}" if step.get("note") else ""
+    ui.label(f"{visit.time(at_ms)}.{at_ms % 1000:03}  {step['label']}{note}").classes("mono")
+
+
+def _line(sequence: list[dict[str, Any]], start_ms: int, end_ms: int) -> None:
+    """A bar as long as the window, and a dot for each step."""
+    with ui.element("div").classes("w-full bg-grey-4").style("position: relative; height: 16px; border-radius: 8px"):
+        for step in sequence:
+            part = 100 * (int(step["at_ms"]) - start_ms) / max(1, end_ms - start_ms)
+            with ui.element("div").classes("bg-primary").style(f"{DOT}; left: {min(100.0, max(0.0, part)):.2f}%"):
+                ui.tooltip(str(step["label"]))
