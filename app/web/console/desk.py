@@ -22,6 +22,15 @@ SETTLES_S = 60.0
 """A decision is in State within a second. What was decided here isn't shown again for so long, should State lag."""
 
 
+class Claim(msgspec.Struct, frozen=True):
+    """Somebody looks at an event."""
+
+    session: str
+    page: str
+    until: float
+    """time.monotonic"""
+
+
 class Waiting(msgspec.Struct, kw_only=True):
     """The queue, from its oldest end."""
 
@@ -47,18 +56,18 @@ class Desk:
     def __init__(self, settings: Settings, workers: Workers, writer: Writer) -> None:
         self._settings, self._workers, self._writer = settings, workers, writer
         self._topic = settings.topic("review-decisions")
-        self._claims: dict[str, tuple[str, float]] = {}
-        """Who looks at an event, and until when."""
+        self._claims: dict[str, Claim] = {}
+        """By event."""
         self._decided: dict[str, float] = {}
         """Events decided here, and until when State may not know it yet."""
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
-    async def waiting(self, who: str, *, task: str = "", limit: int = 20) -> Waiting:
+    async def waiting(self, session: str, *, task: str = "", limit: int = 20) -> Waiting:
         """The oldest reviews that nobody else looks at.
 
         Args:
-            who: the page that asks.
+            session: whose page asks.
             task: only of this one; empty: of all.
             limit: how many.
 
@@ -66,7 +75,7 @@ class Desk:
             Problem: 503, no worker is alive.
         """
         now = time.monotonic()
-        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim[1] > now}
+        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.until > now}
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
         params = {"limit": str(min(tables.MAX_PAGE, limit + hidden)), **({"task": task} if task else {})}
@@ -74,26 +83,27 @@ class Desk:
         good = [answer.json() for answer in answers if answer.status == 200]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(
-            reviews=[row for row in rows if self._free(row["review"]["event_id"], who)][:limit],
+            reviews=[row for row in rows if self._free(row["review"]["event_id"], session)][:limit],
             waiting=sum(each["waiting"] for each in good),
             restoring=sorted({partition for each in good for partition in each["restoring"]}),
             silent=[answer.worker.url for answer in answers if not answer.status],
         )
 
-    def _free(self, event_id: str, who: str) -> bool:
+    def _free(self, event_id: str, session: str) -> bool:
         claim = self._claims.get(event_id)
-        return event_id not in self._decided and (claim is None or claim[0] == who or claim[1] <= time.monotonic())
+        mine = claim is None or claim.session == session or claim.until <= time.monotonic()
+        return mine and event_id not in self._decided
 
-    def claim(self, event_id: str, who: str) -> bool:
-        """Takes an event to look at; False when it is decided, or somebody else looks at it."""
-        if not self._free(event_id, who):
+    def claim(self, event_id: str, session: str, page: str) -> bool:
+        """Takes an event to look at; False when it is decided, or somebody else looks at it. Of one's pages the last has it."""
+        if not self._free(event_id, session):
             return False
-        self._claims[event_id] = who, time.monotonic() + CLAIM_S
+        self._claims[event_id] = Claim(session, page, time.monotonic() + CLAIM_S)
         return True
 
-    def release(self, who: str) -> None:
+    def release(self, page: str) -> None:
         """Gives back what a page looks at."""
-        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim[0] != who}
+        self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.page != page}
 
     async def find(self, event_id: str) -> dict[str, Any] | None:
         """The review of an event with its decision; None: none is kept, or its worker doesn't answer.

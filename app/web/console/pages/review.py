@@ -58,7 +58,7 @@ class View:
     def __init__(self, visit: Visit) -> None:
         self.visit, self.t, self.desk = visit, visit.t, visit.console.desk
         self.client = context.client
-        self.who = self.client.id
+        self.me, self.page = visit.session.id, self.client.id
         self.tasks = {task.name: task for task in visit.console.settings.tasks}
         self.ahead: list[Review] = []
         self.now: Review | None = None
@@ -69,7 +69,7 @@ class View:
         self.failed = ""
         self._led_away = float("-inf")
         self._filling = False
-        self.client.on_delete(lambda: self.desk.release(self.who))
+        self.client.on_delete(lambda: self.desk.release(self.page))
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class View:
 
     async def _again(self) -> None:
         """Another task was chosen."""
-        self.desk.release(self.who)
+        self.desk.release(self.page)
         self.ahead, self.now, self.waiting = [], None, None
         await self.refill()
 
@@ -216,7 +216,7 @@ class View:
         self.now = None
         while self.ahead and self.now is None:
             review = self.ahead.pop(0)
-            if self.desk.claim(review.event_id, self.who):
+            if not self.visit.may("reviewer") or self.desk.claim(review.event_id, self.me, self.page):
                 self.now = review
         self._show()
 
@@ -262,7 +262,7 @@ class View:
     def _put_off(self) -> None:
         if self.now is not None:
             self.later.add(self.now.event_id)
-            self.desk.release(self.who)
+            self.desk.release(self.page)
             self._advance()
 
     async def _decide(self, review: Review, category: str) -> None:
@@ -343,6 +343,6 @@ class View:
             return
         if self.now is not None:
             self.ahead.insert(0, self.now)
-        self.desk.release(self.who)
+        self.desk.release(self.page)
         self.ahead.insert(0, done.review)
         self._next()

@@ -1,0 +1,130 @@
+"""The reviewers' desk: who sees what, and what becomes of decisions."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka.errors import KafkaTimeoutError
+
+from app.delivery.partitions import partition_for
+from app.settings import load
+from app.web.announce import Worker
+from app.web.console import texts, texts_work
+from app.web.console.desk import CLAIM_S, Desk
+from app.web.console.parts import pretty, printable
+from app.web.gateway.problems import Problem
+from app.web.gateway.workers import Answer, Workers
+from models.reviews import Decision
+
+
+class Queues(Workers):
+    """Workers that hold reviews: for each, times and ids."""
+
+    def __init__(self, held: dict[str, list[tuple[int, str]]]) -> None:
+        self.held, self.silent = held, set[str]()
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [
+            Worker(id=name, url=f"http://{name}", host="h", pid=1, role="all", started_ms=1, beat_ms=1)
+            for name in self.held
+        ]
+
+    async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
+        if worker.id in self.silent:
+            return Answer(worker, 0, b"", "ConnectError")
+        rows = [{"at_ms": at, "review": {"event_id": event_id}} for at, event_id in sorted(self.held[worker.id])]
+        body = {"reviews": rows[: int(params["limit"])], "waiting": len(rows), "restoring": [3]}
+        return Answer(worker, 200, json.dumps(body).encode())
+
+
+class Sent:
+    """A writer that keeps what it is given, or refuses."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, bytes, dict[str, Any], int]] = []
+        self.refuses = False
+
+    def partitions(self, topic: str) -> int:
+        return 4
+
+    async def send_aside(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        if self.refuses:
+            raise KafkaTimeoutError
+        self.records.append((topic, key, msgspec.json.decode(value), partition))
+
+
+def desk(**held: list[tuple[int, str]]) -> tuple[Desk, Queues, Sent]:
+    workers, sent = Queues(held), Sent()
+    return Desk(load(), workers, sent), workers, sent  # type: ignore[arg-type]  # all that is used of a Writer
+
+
+async def ids(of: Desk, session: str, limit: int = 20) -> list[str]:
+    return [row["review"]["event_id"] for row in (await of.waiting(session, limit=limit)).reviews]
+
+
+async def test_the_oldest_of_all_workers_come_first_and_who_is_silent_is_named() -> None:
+    of, workers, _ = desk(a=[(3, "c"), (1, "a")], b=[(2, "b"), (4, "d")])
+    assert await ids(of, "me", 3) == ["a", "b", "c"]
+    workers.silent = {"b"}
+    found = await of.waiting("me")
+    assert ([row["at_ms"] for row in found.reviews], found.waiting, found.silent) == ([1, 3], 2, ["http://b"])
+    assert found.restoring == [3]
+    workers.held = {}
+    with pytest.raises(Problem, match="no worker"):
+        await of.waiting("me")
+
+
+async def test_what_somebody_looks_at_is_shown_to_nobody_else_until_it_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of, _, _ = desk(a=[(1, "a"), (2, "b"), (3, "c")])
+    assert of.claim("a", "me", "p1")
+    assert not of.claim("a", "you", "q1")
+    assert await ids(of, "you", 2) == ["b", "c"]
+    assert await ids(of, "me", 2) == ["a", "b"]
+    assert of.claim("a", "me", "p2")  # the same person's page, loaded anew
+    of.release("p1")
+    assert not of.claim("a", "you", "q1")
+    of.release("p2")
+    assert of.claim("a", "you", "q1")
+    monkeypatch.setattr("app.web.console.desk.time.monotonic", lambda: asyncio.get_running_loop().time() + CLAIM_S + 1)
+    assert of.claim("a", "me", "p1")
+
+
+async def test_what_is_decided_is_not_shown_again_while_state_lags_unless_it_is_given_back() -> None:
+    of, _, _ = desk(a=[(1, "a"), (2, "b")])
+    of.claim("a", "me", "p")
+    of.taken("a")
+    assert await ids(of, "me") == ["b"]
+    assert not of.claim("a", "you", "q")
+    of.given_back("a")
+    assert await ids(of, "you") == ["a", "b"]
+
+
+async def test_a_decision_goes_to_the_partition_of_its_event() -> None:
+    of, _, sent = desk(a=[])
+    decision = Decision(event_id="é/1", category="happy", reviewer="anna", decided_ms=7)
+    await of.write(decision)
+    ((topic, key, value, partition),) = sent.records
+    assert (topic, key, partition) == ("review-decisions", "é/1".encode(), partition_for("é/1".encode(), 4))
+    assert value == {"event_id": "é/1", "category": "happy", "reviewer": "anna", "decided_ms": 7}
+    sent.refuses = True
+    with pytest.raises(KafkaTimeoutError):
+        await of.write(decision)
+
+
+def test_values_are_shown_with_every_digit_and_bytes_that_are_no_text_stay_visible() -> None:
+    assert pretty(b'{"a":9007199254740993,"a":1.10}') == '{\n  "a": 9007199254740993,\n  "a": 1.10\n}'
+    assert pretty(None) == printable(None) == "–"
+    assert pretty(b"") == ""
+    assert pretty(b"\xff<script>") == printable(b"\xff<script>") == "\\xff<script>"
+    assert pretty(b"[" * 100_000).startswith("[[[")
+    assert len(pretty(b"x" * 1_000_000)) == 64 << 10
+
+
+def test_words_of_both_files_do_not_meet() -> None:
+    assert texts.EN.keys() & texts_work.EN.keys() == set()
+    assert texts.ZH.keys() & texts_work.ZH.keys() == set()
