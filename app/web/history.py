@@ -10,6 +10,7 @@ from typing import Any
 import aiokafka
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from app import topics
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail, record_at
 from app.settings import Settings
@@ -41,6 +42,7 @@ class History:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._probe = probe(settings.kafka)
+        self._counts: dict[str, int] = {}
 
     async def __aenter__(self) -> "History":
         self._consumer: aiokafka.AIOKafkaConsumer = await self._probe.__aenter__()
@@ -57,7 +59,7 @@ class History:
 
     async def at(self, topic: str, partition: int, offset: int) -> ConsumerRecord[bytes, bytes] | None:
         """The record at a place; None where there is none (any more)."""
-        if partition not in await self._partitions(topic):
+        if partition >= await self._count(topic):
             return None
         tp = TopicPartition(topic, partition)
         start, end = (await self._consumer.beginning_offsets([tp]))[tp], (await self._consumer.end_offsets([tp]))[tp]
@@ -70,10 +72,10 @@ class History:
         if name is None:
             return None
         topic, key = self._settings.topic(name), event_id.encode()
-        partitions = await self._partitions(topic)
-        if not partitions:
+        count = await self._count(topic)
+        if not count:
             return None
-        record = await self._find(TopicPartition(topic, partition_for(key, len(partitions))), key, int(step["at_ms"]))
+        record = await self._find(TopicPartition(topic, partition_for(key, count)), key, int(step["at_ms"]))
         if record is None:
             return None
         return {
@@ -81,14 +83,11 @@ class History:
             "value": json.loads(record.value or b"null"),
         }  # fmt: skip
 
-    async def _partitions(self, topic: str) -> set[int]:
-        known = self._consumer.partitions_for_topic(topic)
-        if not known and topic in await self._consumer.topics():  # asking about a missing one may make it
-            self._consumer.subscribe([topic])
-            await self._consumer._client.force_metadata_update()
-            self._consumer.unsubscribe()
-            known = self._consumer.partitions_for_topic(topic)
-        return set(known or ())
+    async def _count(self, topic: str) -> int:
+        """How many partitions a topic has; 0: there is none."""
+        if topic not in self._counts:
+            self._counts.update({topic: 0} | await topics.counts(self._settings, [topic]))
+        return self._counts[topic]
 
     async def _find(self, tp: TopicPartition, key: bytes, at_ms: int) -> ConsumerRecord[bytes, bytes] | None:
         place = (await self._consumer.offsets_for_times({tp: at_ms - 1000})).get(tp)

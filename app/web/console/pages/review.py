@@ -197,7 +197,7 @@ class View:
         self._filling = True
         try:
             self.waiting = await self.desk.waiting(
-                self.who, task=str(self.task.value or ""), limit=AHEAD + len(self.later)
+                self.me, task=str(self.task.value or ""), limit=AHEAD + len(self.later)
             )
             self.failed = ""
             rows = [msgspec.convert(row["review"], Review) for row in self.waiting.reviews]
