@@ -104,9 +104,9 @@ class LetterPanel:
         return self._may_send(opened) and bool(opened.letter.topic) and opened.marker is None
 
     def _may_send(self, opened: Opened) -> bool:
-        """What goes to the reviewers' topic is a decision: it needs who may decide."""
+        """What is sent to the reviewers' topic is a decision: that needs who may decide as well."""
         decides = opened.letter.topic == self.visit.console.settings.topic("review-decisions")
-        return self.visit.may("reviewer" if decides else "operator")
+        return self.visit.may("operator") and (not decides or self.visit.may("reviewer"))
 
     def _headers(self, opened: Opened) -> None:
         with ui.expansion(self.t("headers", count=len(opened.headers))).classes("w-full"):
@@ -118,7 +118,7 @@ class LetterPanel:
 
     def _buttons(self, opened: Opened, editor: ui.textarea | None) -> None:
         letter, t = opened.letter, self.t
-        if opened.marker is not None or not self._may_send(opened):
+        if opened.marker is not None or not self.visit.may("operator"):
             return
 
         @allowed("operator")
@@ -135,9 +135,9 @@ class LetterPanel:
 
         with ui.row().classes("w-full justify-end"):
             ui.button(t("discard"), icon="delete", on_click=discard).props("flat data-mark=discard")
-            if letter.topic:
+            if letter.topic and self._may_send(opened):
                 ui.button(t("redrive"), icon="replay", on_click=redrive).props("data-mark=redrive")
-            else:
+            elif not letter.topic:
                 ui.label(t("no_topic")).classes("opacity-70")
 
     async def _redrive(self, opened: Opened, edited: bytes | None) -> None:
