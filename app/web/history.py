@@ -86,7 +86,12 @@ class History:
     async def _count(self, topic: str) -> int:
         """How many partitions a topic has; 0: there is none."""
         if topic not in self._counts:
-            self._counts.update({topic: 0} | await topics.counts(self._settings, [topic]))
+            likely = {
+                *map(self._settings.topic, WRITTEN_TO.values()),
+                *map(self._settings.source_topic, self._settings.sources),
+            }
+            asked = [topic, *likely]  # all at once: each question is a connection of its own
+            self._counts.update(dict.fromkeys(asked, 0) | await topics.counts(self._settings, asked))
         return self._counts[topic]
 
     async def _find(self, tp: TopicPartition, key: bytes, at_ms: int) -> ConsumerRecord[bytes, bytes] | None:

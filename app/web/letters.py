@@ -265,9 +265,11 @@ class Letters:
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
-    async def look(self, selection: Selection) -> Tally:
+    async def look(
+        self, selection: Selection, *, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Tally:
         """What `redrive` would move. Writes nothing."""
-        return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS).look()
+        return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress).look()
 
     async def redrive(
         self,

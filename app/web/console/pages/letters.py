@@ -187,7 +187,8 @@ class View:
         if group is None or selection is None or self._changing:
             return
         with failing(self.visit):
-            would = await letters.look(selection)
+            with self._working():
+                would = await letters.look(selection, progress=self._progress)
             count = would.selected.total()
             detail = t("would_move", count=f"{count:,}", topic=group.topic) + left_over(self.visit, would)
             if not count or not await confirmed(self.visit, t("redrive_all"), detail, t("redrive")):

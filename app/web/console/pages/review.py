@@ -3,6 +3,7 @@
 The next event is shown at once; the decision is audited and written behind it. It doesn't ask: undo takes it back.
 """
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +37,14 @@ LEADS_AWAY_S = 1.5
 """After g the next key leads to another page."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Done:
     """A decision of this page."""
 
     review: Review
     category: str
     saved: bool = False
+    undoing: bool = False
 
 
 async def build(visit: Visit) -> None:
@@ -69,6 +71,9 @@ class View:
         self.failed = ""
         self._led_away = float("-inf")
         self._filling = False
+        self._seen: tuple[Waiting | None, str] = (None, "")
+        self._saving = asyncio.Lock()
+        """What is decided is written in its order."""
         self.client.on_delete(lambda: self.desk.release(self.page))
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -208,7 +213,8 @@ class View:
             self.failed = why(error)
         finally:
             self._filling = False
-        if self.now is None:
+        seen, self._seen = self._seen, (self.waiting, self.failed)
+        if self.now is None and (self.ahead or self._seen != seen):
             self._next()
 
     def _next(self) -> None:
@@ -278,6 +284,8 @@ class View:
         done = Done(review, category)
         self.done = [*self.done[-UNDO_KEPT + 1 :], done]
         self.desk.taken(review.event_id)
+        if self.waiting is not None:
+            self.waiting.waiting = max(0, self.waiting.waiting - 1)
         self._advance()
         await self._write(done, decision)
 
@@ -292,24 +300,26 @@ class View:
             return None, str(error)
         return fields, why_wrong(self.tasks[review.task].extract, fields)
 
-    async def _write(self, done: Done, decision: Decision) -> None:
-        """Audits and writes; a decision that can't be is given back."""
+    async def _write(self, done: Done, decision: Decision) -> bool:
+        """Audits and writes, behind what this page decided before. Says whether it is stored."""
         try:
-            detail = {"category": decision.category, "task": done.review.task}
-            await audit(self.visit, "undo" if decision.undo else "decide", f"review/{decision.event_id}", detail)
-            await self.desk.write(decision)
+            async with self._saving:
+                if done not in self.done:
+                    return False  # what it would take back wasn't stored
+                detail = {"category": decision.category, "task": done.review.task}
+                await audit(self.visit, "undo" if decision.undo else "decide", f"review/{decision.event_id}", detail)
+                await self.desk.write(decision)
         except (*FAILURES, NotAudited) as error:
-            if not decision.undo:
-                self.desk.given_back(decision.event_id)
-                self.done = [each for each in self.done if each is not done]
             self._notify(self.t("not_saved", id=decision.event_id, why=why(error)))
-            self._show_side()
-            return
-        done.saved = True
-        if decision.undo:
+            stored = False
+        else:
+            stored = True
+        if stored == decision.undo:  # it waits again: taken back, or never stored
             self.desk.given_back(decision.event_id)
             self.done = [each for each in self.done if each is not done]
+        done.saved = True
         self._show_side()
+        return stored
 
     def _show_side(self) -> None:
         if not self.side.is_deleted:
@@ -327,19 +337,19 @@ class View:
         return undo
 
     async def _undo(self, done: Done) -> None:
-        """The event waits again; it is shown again at once."""
-        if not done.saved or done not in self.done:
+        """The event waits again; it is shown again once that is stored."""
+        if done not in self.done or done.undoing:
             return
-        done.saved = False
+        done.undoing = True
         decision = Decision(
             event_id=done.review.event_id,
             reviewer=self.visit.session.user,
             decided_ms=int(time.time() * 1000),
             undo=True,
         )
-        await self._write(done, decision)
-        if done in self.done:  # it couldn't be written: the decision stands
-            done.saved = True
+        stored = await self._write(done, decision)
+        done.undoing = False
+        if not stored:
             return
         if self.now is not None:
             self.ahead.insert(0, self.now)
