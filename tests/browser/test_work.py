@@ -1,11 +1,13 @@
 """Dead letters, reviews, events and tables in a real browser, with a real worker behind them."""
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -69,16 +71,16 @@ def worker(console: WebProcess, tmp_path_factory: pytest.TempPathFactory) -> Ite
     worker.kill()
 
 
+@functools.cache
+def token(console: WebProcess) -> str:
+    return asyncio.run(console.key("produce"))
+
+
 def send(console: WebProcess, *events: dict[str, Any]) -> None:
-    """Over HTTP, one after the other, as a producer would."""
-
-    async def post() -> None:
-        async with console.client(await console.key("produce")) as http:
-            for event in events:
-                reply = await http.post("/v1/events", json=event)
-                assert reply.status_code == 202, reply.text
-
-    asyncio.run(post())
+    """Over HTTP, as a producer would."""
+    headers = {"Authorization": f"Bearer {token(console)}"}
+    reply = httpx.post(f"{console.url}/v1/events", json=list(events), headers=headers, timeout=30, trust_env=False)
+    assert reply.status_code == 202, reply.text
 
 
 def records(console: WebProcess, topic: str, partitions: int = 4) -> list[Any]:
@@ -146,6 +148,16 @@ def test_a_broken_event_is_found_edited_sent_back_and_has_a_result(
     assert (result["category"], result["tier"]) == ("happy", "rule")
 
 
+def at_hand(browser: Browser, before: list[str]) -> str:
+    """The event that is to be decided, as soon as it is none of those before."""
+
+    def found() -> str:
+        shown = browser.find("text").text.rsplit(" ", 1)[-1]
+        return "" if shown in before else shown
+
+    return str(browser.until(found, f"another event than {before}"))
+
+
 def test_one_key_decides_a_review_undo_takes_it_back_and_typing_decides_nothing(
     browser: Browser, console: WebProcess, worker: Worker
 ) -> None:
@@ -159,19 +171,22 @@ def test_one_key_decides_a_review_undo_takes_it_back_and_typing_decides_nothing(
     )
     browser.log_in("viewer")
     browser.open("/review")
-    browser.see("number r0", "no-provider-allowed", "Deciding needs the role reviewer.", SCRIPT)
+    browser.see("number r", "no-provider-allowed", "Deciding needs the role reviewer.", SCRIPT)
     assert not browser.driver.find_elements(By.CSS_SELECTOR, "[data-key]")
     browser.log_in("reviewer")
     browser.open("/review")
-    browser.see("3 wait", "number r0")
+    browser.see("3 wait")
+    order = [at_hand(browser, [])]
     browser.picture("review")
     browser.fill("note", "1, as it seems" + Keys.TAB)
     browser.keys("1")
-    browser.see("number r1")
+    order.append(at_hand(browser, order))
     browser.keys("2")
-    browser.see("number r2")
+    order.append(at_hand(browser, order))
     browser.css('[data-key="1"]').click()
     browser.see("Nothing waits")
+    assert sorted(order) == ids
+    first, second, third = order
 
     def decided() -> dict[str, Any]:
         found = [json.loads(record.value) for record in records(console, "ai-results")]
@@ -179,19 +194,20 @@ def test_one_key_decides_a_review_undo_takes_it_back_and_typing_decides_nothing(
 
     wait_until(lambda: len(decided()) == 3, 20, "three results", every_s=0.3)
     browser.keys("u")
-    browser.see("number r2", "1 wait")
+    assert at_hand(browser, order[:2]) == third
     browser.keys("2")
     browser.see("Nothing waits")
-    wait_until(lambda: decided()["r2"]["category"] == "unhappy", 20, "the later decision's result", every_s=0.3)
+    wait_until(lambda: decided()[third]["category"] == "unhappy", 20, "the later decision's result", every_s=0.3)
     assert {each: (found["category"], found["tier"], found["reviewer"]) for each, found in decided().items()} == {
-        "r0": ("happy", "review", "reviewer"), "r1": ("unhappy", "review", "reviewer"), "r2": ("unhappy", "review", "reviewer"),
+        first: ("happy", "review", "reviewer"), second: ("unhappy", "review", "reviewer"),
+        third: ("unhappy", "review", "reviewer"),
     }  # fmt: skip
-    assert decided()["r0"]["note"] == "1, as it seems"
+    assert decided()[first]["note"] == "1, as it seems"
     assert audited(console, "reviewer") == [
-        ("decide", "review/r0"), ("decide", "review/r1"), ("decide", "review/r2"), ("undo", "review/r2"),
-        ("decide", "review/r2"),
+        ("decide", f"review/{first}"), ("decide", f"review/{second}"), ("decide", f"review/{third}"),
+        ("undo", f"review/{third}"), ("decide", f"review/{third}"),
     ]  # fmt: skip
-    browser.open("/event?id=r2")
+    browser.open(f"/event?id={third}")
     browser.see(
         "unhappy · review", "ingest-raw-events: a model is asked, task mood", "classify: review: no category",
         "review: waited for a person (task mood: no-provider-allowed)", "review: reviewer decided unhappy", "Received",
