@@ -51,7 +51,7 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
         steps = ordered(answer.json() for answer in answers if answer.status == 200)
         async with History(visit.console.settings) as history:
             found = [(step, await history.read(step), await history.written(step, event_id)) for step in steps]
-            raw = await _raw(history, found)
+            raw = await _raw(visit, history, found)
     except FAILURES as error:
         if not body.is_deleted:
             body.clear()
@@ -75,11 +75,13 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
                 _step(visit, step, None if _same(record, raw) else record, written, first_ms)
 
 
-async def _raw(history: History, found: list[Any]) -> ConsumerRecord[bytes, bytes] | None:
+async def _raw(visit: Visit, history: History, found: list[Any]) -> ConsumerRecord[bytes, bytes] | None:
     """The record as its source had it: named by the result, or what ingest read."""
+    settings = visit.console.settings
+    events = {settings.topic("window-events"), *map(settings.source_topic, settings.sources)}
     for _, _, written in found:
         source = (written or {}).get("value", {}).get("source")
-        if source:
+        if source and source["topic"] in events:  # whatever a record says, nothing else is shown
             return await history.at(source["topic"], source["partition"], source["offset"])
     return next((record for step, record, _ in found if record is not None and step["map"] == "seen"), None)
 
@@ -115,7 +117,7 @@ def _result_facts(visit: Visit, result: dict[str, Any]) -> list[tuple[str, Any]]
         (t("fields"), result.get("fields")), (t("reviewer"), result.get("reviewer")), (t("note"), result.get("note")),
         (t("provider"), result.get("provider")), (t("model"), result.get("model")),
         (t("model_version"), result.get("model_version")), (t("prompt_version"), result.get("prompt_version")),
-        (t("tokens"), used), (t("cost"), f"{result['cost_usd']:.8f} $" if result.get("cost_usd") else ""),
+        (t("tokens"), used), (t("event_cost"), f"{result['cost_usd']:.8f} $" if result.get("cost_usd") else ""),
         (t("latency"), f"{result.get('latency_ms', 0):,} ms"), (t("entity"), result.get("entity")),
         (t("trace_id"), result.get("trace_id")),
         (t("prompt"), t("prompt_not_kept") if result.get("prompt_version") else ""),
@@ -136,7 +138,7 @@ def _step(
     icon = ICONS.get(step["map"], "circle")
     with ui.timeline_entry(title=f"{step['stage']}: {told(visit, step)}", subtitle=when, icon=icon):
         if "offset" in step:
-            ui.label(f"{visit.t('read')} {step['topic']}/{step['partition']}/{step['offset']}").classes("mono")
+            ui.label(f"{visit.t('read_from')} {step['topic']}/{step['partition']}/{step['offset']}").classes("mono")
         if record is not None:
             _record(visit, record)
         if written is not None:

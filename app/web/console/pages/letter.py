@@ -62,7 +62,7 @@ class LetterPanel:
         place = "/".join(printable(last.get(f"{connect}{name}")) for name in ("topic", "partition", "offset"))
         facts(
             [
-                (t("field"), letter.field), (t("stage"), letter.stage), (t("time"), visit.time(letter.at_ms)),
+                (t("field"), letter.field), (t("of_stage"), letter.stage), (t("time"), visit.time(letter.at_ms)),
                 (t("read_at"), place), (t("goes_to"), letter.topic), (t("attempt"), letter.attempt),
                 (t("key"), printable(letter.key)),
                 (t("bytes"), t("no_value") if letter.value is None else f"{len(letter.value):,}"),
@@ -95,7 +95,9 @@ class LetterPanel:
                 else:
                     ui.label(printable(raw)).classes("mono").style("white-space: pre-wrap; overflow-wrap: anywhere")
                 if len(raw or b"") > SHOWN_BYTES and not editable:
-                    ui.label(t("cut", shown=f"{SHOWN_BYTES:,}", total=f"{len(raw or b''):,}")).classes("opacity-70")
+                    ui.label(t("value_cut", shown=f"{SHOWN_BYTES:,}", total=f"{len(raw or b''):,}")).classes(
+                        "opacity-70"
+                    )
             with ui.tab_panel(as_hex).classes("q-pa-none"):
                 ui.label(_hex(raw)).classes("mono").style("white-space: pre; overflow-x: auto").props("data-mark=hex")
         return editor

@@ -48,7 +48,9 @@ class View:
         """Everything, still empty."""
         t = self.t
         with ui.row().classes("items-end w-full"):
-            self.text = ui.input(t("search"), value=self.wanted.text).props('name="text" maxlength=200').classes("w-64")
+            self.text = (
+                ui.input(t("search_in"), value=self.wanted.text).props('name="text" maxlength=200').classes("w-64")
+            )
             self.text.on("keydown.enter", allowed("viewer")(self.look))
             since = {name: t(f"since_{name}") for name in SINCE_S}
             self.since = ui.select(since, value="all", label=t("since")).classes("w-40").props("data-mark=since")
@@ -68,7 +70,7 @@ class View:
         self._show()
 
     def _group_columns(self) -> list[dict[str, Any]]:
-        names = ("reason", "field", "stage", "count", "first", "last", "goes_to")
+        names = ("reason", "field", "of_stage", "count", "first", "last", "goes_to")
         return [
             {"name": name, "label": self.t(name), "field": name, "align": "right" if name == "count" else "left",
              "sortable": True}
@@ -88,7 +90,7 @@ class View:
         ) + (f" · {t('partial', why=t('partial_' + found.partial))}" if found.partial else "")  # fmt: skip
         self.groups.rows = [
             {
-                "id": n, "reason": group.reason or "–", "field": group.field or "–", "stage": group.stage or "–",
+                "id": n, "reason": group.reason or "–", "field": group.field or "–", "of_stage": group.stage or "–",
                 "count": group.count, "first": self.visit.time(group.first_ms), "last": self.visit.time(group.last_ms),
                 "goes_to": group.topic or "–",
             }

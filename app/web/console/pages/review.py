@@ -101,7 +101,7 @@ class View:
         if self.card.is_deleted:
             return
         t, waiting = self.t, self.waiting
-        self.count.text = "" if waiting is None else t("waiting", count=f"{waiting.waiting:,}")
+        self.count.text = "" if waiting is None else t("reviews_wait", count=f"{waiting.waiting:,}")
         self.missing.clear()
         with self.missing:
             if waiting is not None:
