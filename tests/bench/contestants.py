@@ -73,7 +73,8 @@ def environment(job: Job, config: str, **more: str) -> dict[str, str]:
     return {
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": job.bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": job.prefix,
         "HEADRACE_CONFIG": str(path), "HEADRACE_DATA_DIR": str(job.folder), "HEADRACE_WEB__PORT": str(free_port()),
-        "HEADRACE_RESULTS__KEEP_S": "0",  # no other contestant keeps its results
+        "HEADRACE_RESULTS__KEEP_S": "0",  # no other contestant keeps its results, or reviews
+        "HEADRACE_REVIEWS__KEEP_S": "0",
         **more,
     }  # fmt: skip
 

@@ -1,6 +1,9 @@
 """Values as the console shows them, and its words."""
 
-from app.web.console import texts, texts_work
+import re
+from pathlib import Path
+
+from app.web.console import parts, texts, texts_work
 from app.web.console.parts import pretty, printable
 
 
@@ -16,3 +19,10 @@ def test_values_are_shown_with_every_digit_and_bytes_that_are_no_text_stay_visib
 def test_words_of_both_files_do_not_meet() -> None:
     assert texts.EN.keys() & texts_work.EN.keys() == set()
     assert texts.ZH.keys() & texts_work.ZH.keys() == set()
+
+
+def test_every_word_that_a_page_asks_for_is_there() -> None:
+    sources = [path.read_text() for path in Path(parts.__file__).parent.rglob("*.py")]
+    asked = {name for source in sources for name in re.findall(r"""\bt\(\s*["']([a-z_]+)["'](?! ?\+)""", source)}
+    assert len(asked) > 50
+    assert asked - texts.TEXTS["en"].keys() == set()
