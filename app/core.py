@@ -152,7 +152,7 @@ def free_port(host: str, wanted: int) -> int:
         SettingsError: 50 ports in a row are taken.
     """
     for port in range(wanted, min(wanted + PORTS_TRIED, 65536)) if wanted else [0]:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))

@@ -60,6 +60,7 @@ __all__ = [
     "STATE_BYTES",
     "TIER_SHARE",
     "TRANSACTION_SECONDS",
+    "UNREADABLE_RECORDS",
     "observe_many",
 ]
 
@@ -183,6 +184,12 @@ GATEWAY_EVENTS = Counter(
     ["outcome"],
 )
 
+UNREADABLE_RECORDS = Counter(
+    "headrace_unreadable_records",
+    "Records of API keys, users, workers or kept replies that a web process couldn't read and left out.",
+    ["topic"],
+)
+
 SINK_ROWS = Counter(
     "headrace_sink_rows",
     "What sinks did: rows written (inserted or replaced), deleted, records rejected (kept in headrace_rejected).",
@@ -204,7 +211,7 @@ SINK_WRITE_SECONDS = Histogram(
 
 ALL = (
     SINK_ROWS, SINK_LAG, SINK_ERRORS, SINK_WRITE_SECONDS,
-    GATEWAY_REQUESTS, GATEWAY_EVENTS, RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES,
+    GATEWAY_REQUESTS, GATEWAY_EVENTS, UNREADABLE_RECORDS, RECORDS_IN, RECORDS_OUT, OUTCOMES, RECORDS_LOST, LANE_FAILURES,
     PARTITIONS_STOPPED, BATCH_RECORDS, TRANSACTION_SECONDS, LAG_RECORDS, OPEN_ITEMS, OLDEST_OPEN_SECONDS,
     APPEND_TO_RESULT_SECONDS, RESTORE_REMAINING, RESTORED_ROWS, STANDBY_LAG, STANDBY_ROWS, STATE_BYTES, MINUTE_SHARE,
     QUOTA_WAITS, CUT_TEXTS, CUT_CHARS, MODEL_CALL_TOKENS, MODEL_CALL_COST_USD, DAY_TOKENS, DAY_COST_USD, RESULTS,

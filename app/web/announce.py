@@ -8,18 +8,19 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Any
 
 import aiokafka
+import msgspec
 from aiokafka.errors import KafkaError
-from aiokafka.structs import TopicPartition
+from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app.core import App
 from app.delivery.probe import probe, read_tail
 from app.kafka import client_kwargs
 from app.settings import Settings
+from app.web.follow import UNREADABLE, skipped
 
-__all__ = ["Worker", "announce", "workers"]
+__all__ = ["Worker", "announce", "http_url", "worker_of", "workers"]
 
 EVERY_S = 5.0
 STALE_S = 20.0
@@ -47,7 +48,7 @@ async def announce(app: App) -> None:
     await producer.start()
     entry = {
         "id": key.decode(),
-        "url": f"http://{_reachable(app.conf.web_bind)}:{app.conf.web_port}",
+        "url": http_url(_reachable(app.conf.web_bind), app.conf.web_port),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "role": settings.role,
@@ -74,17 +75,31 @@ def _reachable(bind: str) -> str:
     return socket.getfqdn() if bind in ("0.0.0.0", "::") else bind  # noqa: S104  # compared, not bound
 
 
+def http_url(host: str, port: int) -> str:
+    """The address of a host and port; IPv6 stands in brackets (RFC 3986, 3.2.2)."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def worker_of(record: ConsumerRecord[bytes, bytes]) -> Worker | None:
+    """The worker that a record of the topic `workers` tells of; None: it is gone, or the record can't be read."""
+    try:
+        return msgspec.json.decode(record.value, type=Worker) if record.value else None
+    except UNREADABLE as error:
+        skipped(record, type(error).__name__)
+        return None
+
+
 async def workers(settings: Settings) -> list[Worker]:
     """The workers that are alive, from their topic (small: compacted)."""
     tp = TopicPartition(settings.topic("workers"), 0)
-    latest: dict[bytes, dict[str, Any] | None] = {}
+    latest: dict[bytes, Worker | None] = {}
     async with probe(settings.kafka) as consumer:
         if tp.topic not in await consumer.topics():
             return []
         end = (await consumer.end_offsets([tp]))[tp]
         start = (await consumer.beginning_offsets([tp]))[tp]
         async for record in read_tail(consumer, tp, start, end):
-            latest[record.key or b""] = json.loads(record.value) if record.value else None
+            latest[record.key or b""] = worker_of(record)
     alive = time.time() * 1000 - STALE_S * 1000
-    found = [Worker(**entry) for entry in latest.values() if entry is not None and entry["beat_ms"] > alive]
+    found = [worker for worker in latest.values() if worker is not None and worker.beat_ms > alive]
     return sorted(found, key=lambda w: w.started_ms)

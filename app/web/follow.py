@@ -3,17 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 import aiokafka
+import msgspec
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from app import metrics
 from app.delivery.probe import probe
 from app.errors import HeadraceError
 from app.settings import Settings
 
-__all__ = ["Follower"]
+__all__ = ["UNREADABLE", "Followed", "Follower", "skipped"]
 
 log = logging.getLogger("headrace.web")
 
@@ -24,7 +26,24 @@ RETRY_S = 1.0
 FETCH_WAIT_MS = 500
 """The broker answers as soon as there is something; asking more often would be in vain."""
 
-Apply = Callable[[ConsumerRecord[bytes, bytes]], None]
+UNREADABLE = (msgspec.MsgspecError, RecursionError)
+"""What msgspec raises for damaged values; RecursionError: they are nested too deep."""
+
+
+class Followed(Protocol):
+    """What a topic tells."""
+
+    def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        """Takes a record, in order; none twice, unless `clear` was called."""
+
+    def clear(self) -> None:
+        """Forgets what the topic told: it was made anew, and is read from its beginning."""
+
+
+def skipped(record: ConsumerRecord[bytes, bytes], why: str) -> None:
+    """Logs and counts a record that can't be read: it must not end who follows the topic."""
+    metrics.UNREADABLE_RECORDS.labels(record.topic).inc()
+    log.warning("%s, offset %d: can't be read (%s); left out", record.topic, record.offset, why)
 
 
 class Follower:
@@ -33,11 +52,11 @@ class Follower:
     Args:
         settings: for Kafka.
         topic: full name; one partition.
-        apply: called with every record, in order.
+        book: takes every record.
     """
 
-    def __init__(self, settings: Settings, topic: str, apply: Apply) -> None:
-        self._kafka, self._apply = settings.kafka, apply
+    def __init__(self, settings: Settings, topic: str, book: Followed) -> None:
+        self._kafka, self._book = settings.kafka, book
         self._tp = TopicPartition(topic, 0)
         self._next = 0
         self._said = ""
@@ -76,12 +95,26 @@ class Follower:
                     end = (await consumer.end_offsets([tp]))[tp]
                 asked = time.monotonic()
                 self._said = ""
-                if end < self._next:  # the topic was made anew
-                    self._next = 0
+                if end < self._next:
+                    self._begin_anew()
                     consumer.seek(tp, 0)
             for record in (await consumer.getmany(tp, timeout_ms=int(CHECK_EVERY_S * 1000))).get(tp, []):
-                self._apply(record)
+                self._take(record)
             self._next = await consumer.position(tp)
             if self._next >= end:
                 self.current_at = max(self.current_at, asked)
                 self.caught_up.set()
+
+    def _begin_anew(self) -> None:
+        """The topic was made anew, so nothing it told holds any more, and nothing is known until it is read."""
+        log.warning("%s was made anew; reading it from its beginning", self._tp.topic)
+        self.caught_up.clear()
+        self.current_at = float("-inf")
+        self._book.clear()
+        self._next = 0
+
+    def _take(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        try:
+            self._book.apply(record)
+        except Exception as error:  # noqa: BLE001  # whoever may write the topic could end every process that follows it
+            skipped(record, type(error).__name__)

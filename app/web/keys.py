@@ -72,4 +72,4 @@ class KeyRing(Roster[ApiKey]):
         if key is None or key.revoked_ms:
             return None
         digest = hashlib.sha256(token.encode()).hexdigest()
-        return key if hmac.compare_digest(digest, key.sha256) else None
+        return key if hmac.compare_digest(digest.encode(), key.sha256.encode()) else None

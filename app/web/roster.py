@@ -11,6 +11,7 @@ from app import topics
 from app.delivery.probe import probe, read_tail
 from app.kafka import client_kwargs
 from app.settings import Settings
+from app.web.follow import UNREADABLE, skipped
 
 __all__ = ["Roster", "read", "write"]
 
@@ -32,14 +33,22 @@ class Roster(Generic[T]):
     def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
         """Takes a record of the topic. One that can't be read takes its entry away: nobody gets in by damage."""
         key = (record.key or b"").decode("utf-8", "replace")
+        self.entries.pop(key, None)
+        if not record.value:
+            return
         try:
-            entry = self._decode(record.value) if record.value else None
-        except msgspec.MsgspecError:
-            entry = None
-        if entry is None or self._key_of(entry) != key:
-            self.entries.pop(key, None)
-        else:
+            entry = self._decode(record.value)
+        except UNREADABLE as error:
+            skipped(record, type(error).__name__)
+            return
+        if self._key_of(entry) == key:
             self.entries[key] = entry
+        else:
+            skipped(record, "it stands under another key")
+
+    def clear(self) -> None:
+        """Forgets all entries: the topic was made anew."""
+        self.entries.clear()
 
 
 async def write(settings: Settings, topic: str, key: str, entry: msgspec.Struct | None) -> None:

@@ -15,6 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from app.core import free_port
 from app.settings import Settings
+from app.web.announce import http_url
 
 __all__ = ["Part", "serve"]
 
@@ -146,7 +147,7 @@ async def serve(settings: Settings, port: int | None, only: Part | None, say: Ca
     limits = settings.gateway
     wanted = limits.port if port is None else port
     chosen = free_port(limits.host, 0) if wanted == 0 else wanted
-    url = f"http://{limits.host}:{chosen}"
+    url = http_url(limits.host, chosen)
     app, served = _build(settings, only, url, say)
     Connection.max_header_bytes, Connection.header_timeout_s = limits.max_header_bytes, limits.header_timeout_s
     config = uvicorn.Config(

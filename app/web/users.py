@@ -53,7 +53,7 @@ class UserBook(Roster[User]):
     def __init__(self) -> None:
         super().__init__(User, lambda user: user.name)
         self.ended: dict[str, int] = {}
-        """When, by session id, Unix milliseconds."""
+        """When, by session id, Unix milliseconds. Stays when the topic is made anew: the rest may come from a backup."""
 
     def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
         key = (record.key or b"").decode("utf-8", "replace")
@@ -117,5 +117,5 @@ async def verify_password(user: User | None, password: str) -> bool:
 def _matches(stored: str, password: str) -> bool:
     try:
         return _hasher().verify(stored, password)
-    except (argon2.exceptions.VerificationError, argon2.exceptions.InvalidHashError):
+    except (argon2.exceptions.VerificationError, argon2.exceptions.InvalidHashError, UnicodeError):
         return False

@@ -18,7 +18,7 @@ from app.web.keys import KeyRing, encode_key, new_key
 
 
 def record(key: str, value: bytes | None) -> Any:
-    return SimpleNamespace(key=key.encode(), value=value)
+    return SimpleNamespace(topic="api-keys", offset=0, key=key.encode(), value=value)
 
 
 def test_a_key_is_stored_as_a_hash_and_found_by_its_token_only() -> None:

@@ -56,14 +56,14 @@ class Console:
         self.settings, self.url = settings, url
         self.in_force = in_force(settings)
         self.book = UserBook()
-        self.users = Follower(settings, settings.topic("console-users"), self.book.apply)
+        self.users = Follower(settings, settings.topic("console-users"), self.book)
         self.sessions = Sessions(settings.console, self.book)
         self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
         self.writer = gateway.writer if gateway else Writer(settings)
         self.workers = gateway.workers if gateway else Workers(settings)
         self.letters = Letters(settings)
         self.desk = Desk(settings, self.workers, self.writer)
-        self._announced = Follower(settings, settings.topic("workers"), self.workers.apply)
+        self._announced = Follower(settings, settings.topic("workers"), self.workers)
         self._shared = gateway is not None
         self.snapshots = Snapshots(settings, self.workers, self.writer)
         self.link_token = settings.console.token.get_secret_value() or secrets.token_urlsafe(32)

@@ -17,7 +17,7 @@ from app.web.announce import Worker
 from app.web.console.numbers import Counters, Numbers, Samples, merge, parse, summed
 from app.web.console.tail import Shown, Tail
 from app.web.gateway.problems import Problem
-from app.web.gateway.workers import Workers
+from app.web.gateway.workers import Answer, Workers
 from app.web.gateway.writer import Writer
 
 __all__ = ["OUTCOMES", "POINT_S", "TIERS", "Point", "Snapshot", "Snapshots"]
@@ -165,10 +165,16 @@ class Snapshots:
             answers = await self._workers.ask_all("/metrics")
         except Problem:  # none is alive
             return {}, [], []
-        good = [answer for answer in answers if answer.status == HTTPStatus.OK]
-        pages = {answer.worker.id: await asyncio.to_thread(parse, answer.body.decode()) for answer in good}
-        silent = [(answer.worker, answer.why or str(answer.status)) for answer in answers if answer not in good]
-        return pages, [answer.worker for answer in good], silent
+        pages: dict[str, Samples] = {}
+        answered, silent = [], []
+        for answer in answers:
+            page = await asyncio.to_thread(_page, answer)
+            if isinstance(page, str):
+                silent.append((answer.worker, page))
+            else:
+                pages[answer.worker.id] = page
+                answered.append(answer.worker)
+        return pages, answered, silent
 
     async def _look_at_results(self) -> None:
         if not self._writer.reachable:
@@ -196,6 +202,16 @@ class Snapshots:
                 cost_usd=Numbers(grown).total("headrace_model_cost_usd_total") or 0.0 if rates else None,
             )
         )
+
+
+def _page(answer: Answer) -> Samples | str:
+    """The samples that a worker sent, or why there are none."""
+    if answer.status != HTTPStatus.OK:
+        return answer.why or str(answer.status)
+    try:
+        return parse(answer.body.decode())
+    except ValueError:  # of the parser, or of the encoding
+        return "its metrics can't be read"
 
 
 def _known(parts: list[Added]) -> tuple[list[Samples], float]:

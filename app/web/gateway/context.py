@@ -39,14 +39,14 @@ class Gateway:
         self.ring = KeyRing()
         self.replies = Replies(limits.idempotency_s, limits.idempotency_keys)
         self.replies_topic = settings.topic("gateway-replies")
-        self.keys = Follower(settings, settings.topic("api-keys"), self.ring.apply)
-        self.others = Follower(settings, self.replies_topic, self.replies.apply)
+        self.keys = Follower(settings, settings.topic("api-keys"), self.ring)
+        self.others = Follower(settings, self.replies_topic, self.replies)
         self.writer = Writer(settings)
         self.rates = Rates(limits.rate_per_s, limits.burst_s)
         self.intakes = {source.name: Intake(source, settings) for source in settings.sources if source.format != "text"}
         self.default_source = limits.source or settings.sources[0].name
         self.workers = Workers(settings)
-        self.announced = Follower(settings, settings.topic("workers"), self.workers.apply)
+        self.announced = Follower(settings, settings.topic("workers"), self.workers)
         self.live = Live(settings, lambda: self.result_partitions)
         self.draining = False
         self.waiting = 0

@@ -69,6 +69,10 @@ class Replies:
             return
         self._keep(record.key or b"", reply)
 
+    def clear(self) -> None:
+        """Forgets them: the topic was made anew. Ingest drops what is repeated then."""
+        self._kept.clear()
+
     def begin(self, name: bytes, request: bytes) -> Reply | None:
         """The kept reply to the same request, or None: then it runs, until `end`.
 

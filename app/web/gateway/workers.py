@@ -12,7 +12,7 @@ from aiokafka.structs import ConsumerRecord
 
 from app.delivery.partitions import partition_for
 from app.settings import Settings
-from app.web.announce import STALE_S, Worker
+from app.web.announce import STALE_S, Worker, worker_of
 from app.web.gateway.problems import Problem
 
 __all__ = ["Answer", "Workers"]
@@ -20,6 +20,8 @@ __all__ = ["Answer", "Workers"]
 ASK_TIMEOUT_S = 5.0
 """A key look-up takes a millisecond; a worker that takes longer than this is named and left out."""
 ABSENT, ELSEWHERE = 404, 421
+NO_ADDRESS = (httpx.InvalidURL, UnicodeError)
+"""What httpx raises for an address that is none; UnicodeError: of its host's name."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -49,14 +51,15 @@ class Workers:
     def apply(self, record: ConsumerRecord[bytes, bytes]) -> None:
         """Takes a record of the topic `workers`."""
         key = (record.key or b"").decode("utf-8", "replace")
-        try:
-            worker = msgspec.json.decode(record.value, type=Worker) if record.value else None
-        except msgspec.MsgspecError:
-            return
+        worker = worker_of(record)
         if worker is None:
             self._known.pop(key, None)
         else:
             self._known[key] = worker
+
+    def clear(self) -> None:
+        """Forgets them: the topic was made anew."""
+        self._known.clear()
 
     def know(self, found: Iterable[Worker]) -> None:
         """Takes what somebody else read of that topic."""
@@ -110,7 +113,7 @@ class Workers:
             self._client = httpx.AsyncClient(headers=self._headers, timeout=ASK_TIMEOUT_S, trust_env=False)
         try:
             reply = await self._client.get(worker.url + path, params=params)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, *NO_ADDRESS) as error:
             return Answer(worker, 0, b"", type(error).__name__)
         return Answer(worker, reply.status_code, reply.content)
 
