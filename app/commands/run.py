@@ -24,6 +24,7 @@ from app.errors import BrokerError, HeadraceError
 from app.kafka import client_kwargs
 from app.settings_web import LOOPBACK
 from app.web import roster
+from app.web.announce import http_url
 from app.web.users import UserBook
 
 __all__ = ["run"]
@@ -138,7 +139,7 @@ class Machine:
         port = limits.port if limits.port and port_is_free(limits.port) else free_port()
         self._spawn("web", "web", "--port", str(port), HEADRACE_CONSOLE__TOKEN=self.token)
         host = limits.host if limits.host in LOOPBACK else "127.0.0.1"
-        url = f"http://{host}:{port}/"
+        url = http_url(host, port) + "/"
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             self._check_children()
