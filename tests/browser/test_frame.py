@@ -52,6 +52,22 @@ def test_language_theme_and_keys(browser: Browser) -> None:
     browser.until(lambda: browser.path == "/", "g o leads to the overview")
 
 
+def test_on_a_narrow_screen_the_navigation_waits_behind_a_button(browser: Browser) -> None:
+    browser.log_in("viewer")
+    try:
+        browser.driver.set_window_size(500, 800)
+        browser.open("/settings")
+        browser.see("gateway.port")
+        assert "Overview" not in browser.text
+        width = browser.driver.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+        assert width <= 0
+        browser.click("menu")
+        browser.see("Overview")
+        browser.picture("narrow")
+    finally:
+        browser.driver.set_window_size(1400, 900)
+
+
 def test_logging_out_ends_the_session_in_all_its_windows(browser: Browser) -> None:
     browser.log_in("viewer")
     cookies = browser.driver.get_cookies()
