@@ -130,6 +130,16 @@ async def test_points_older_than_an_hour_go(fleet: Fleet, snapshots: Snapshots) 
     assert snapshot.hour_s == 3600
 
 
+async def test_something_else_at_a_worker_s_address_counts_as_silent(fleet: Fleet, snapshots: Snapshots) -> None:
+    for page_there in ("headrace_lag_records{broken", "headrace_lag_records 1 2 3 x", "headrace_lag_records{a=b} nine"):
+        fleet.pages = {"a": page_there, "b": page(1)}
+        snapshot = await snapshots._look(1.0)
+        assert [each.id for each, _ in snapshot.silent] == ["a"], page_there
+        assert [each.id for each in snapshot.workers] == ["b"]
+    fleet.pages = {"a": "<html>not metrics</html>"}
+    assert (await snapshots._look(2.0)).now.total("headrace_lag_records") is None
+
+
 async def test_without_a_worker_nothing_is_known(snapshots: Snapshots) -> None:
     snapshot = await snapshots._look(15.0)
     assert (snapshot.workers, snapshot.silent, snapshot.rates) == ([], [], None)

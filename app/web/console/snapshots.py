@@ -156,7 +156,7 @@ class Snapshots:
         rates, rate_s = _known(self._recent)
         return Snapshot(
             at_ms=int(time.time() * 1000), workers=answered, silent=silent, now=numbers, kafka=self._writer.reachable,
-            rates=Numbers(summed(rates, rate_s)) if rates else None, rate_s=rate_s, hour=self._hour_total,
+            rates=Numbers(summed(rates, rate_s)) if rate_s else None, rate_s=rate_s, hour=self._hour_total,
             hour_s=len(self._hour) * POINT_S, results=list(self._tail.kept), points=list(self._points),
         )  # fmt: skip
 
@@ -181,7 +181,7 @@ class Snapshots:
             return
         try:
             await self._tail.look(self._writer.partitions(self._topic))
-        except (KafkaError, TimeoutError, OSError) as error:
+        except (KafkaError, Problem, TimeoutError, OSError) as error:
             log.debug("console: results can't be read (%s)", type(error).__name__)
             await self._tail.close()
 
@@ -210,7 +210,7 @@ def _page(answer: Answer) -> Samples | str:
         return answer.why or str(answer.status)
     try:
         return parse(answer.body.decode())
-    except ValueError:  # of the parser, or of the encoding
+    except (ValueError, LookupError):  # of the parser, or of the encoding
         return "its metrics can't be read"
 
 
