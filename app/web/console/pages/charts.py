@@ -27,7 +27,7 @@ class Charts:
                 tiers = [self._line(t(f"tier_{tier}"), colors[tier], stack="results") for tier in TIERS]
                 self._rates = self._chart("rates", [self._line(t("events_in"), "#607d8b"), *tiers])
                 self._lag = self._chart("lag", [self._line(t("lag"), "#c62828")])
-                self._cost = self._chart("cost", [self._line(t("cost"), "#00838f")])
+                self._cost = self._chart("cost", [self._line(t("cost_hour"), "#00838f")])
 
     def show(self, snapshot: Snapshot) -> None:
         """Takes the points of a snapshot."""
