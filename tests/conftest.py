@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.broker.kafka import EmbeddedKafka
+from tests.helpers.debian import needed
 from tests.helpers.postgres import PostgresServer, programs
 from tests.helpers.processes import Worker
 
@@ -33,12 +34,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this session."""
-    found = programs()
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("PostgreSQL's server must be there in CI")
-        pytest.skip("PostgreSQL's server isn't installed (Debian: postgresql)")
-    server = PostgresServer(found)
+    server = PostgresServer(needed(programs, "postgresql"))
     try:
         server.start()
         yield server

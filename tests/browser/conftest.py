@@ -1,9 +1,7 @@
 """A real browser against a real `headrace web`. Pictures of what was seen are kept in build/pictures."""
 
 import asyncio
-import os
 import shutil
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from app.broker.kafka import EmbeddedKafka
 from app.web.users import ROLES, User, _hasher
 from tests.helpers import topics
+from tests.helpers.debian import needed, on_path
 from tests.helpers.gateway import WebProcess
 from tests.helpers.processes import wait_until
 
@@ -27,21 +26,12 @@ CHROMIUM, DRIVER = "chromium", "chromedriver"
 PASSWORD = "correct horse battery"
 WAIT_S = 20.0
 """A page is there in a second on an idle machine; tests share theirs."""
-INSTALL_S = 300
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Debian's browser; installed where that is possible, and never left out in CI."""
-    if not (shutil.which(CHROMIUM) and shutil.which(DRIVER)) and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium", "chromium-driver"]):
-            subprocess.run(["apt-get", "-qq", *command], check=False, timeout=INSTALL_S, stdin=subprocess.DEVNULL)
-    if not (shutil.which(CHROMIUM) and shutil.which(DRIVER)):
-        why = "chromium and chromium-driver (Debian's packages) aren't installed"
-        if os.environ.get("CI"):
-            pytest.fail(why)
-        pytest.skip(why)
-    return str(shutil.which(CHROMIUM))
+    return needed(lambda: on_path(CHROMIUM, DRIVER), "chromium", "chromium-driver")
 
 
 class Browser:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from websockets.asyncio.client import connect
 
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
+from tests.helpers.debian import needed, on_path
 from tests.helpers.gateway import WebProcess
 from tests.helpers.processes import wait_until
 from tests.helpers.results import a_record, a_result
@@ -101,8 +101,7 @@ def documented(contains: str) -> str:
 @pytest.fixture
 def curl(gateway: WebProcess, token: str, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     """Starts a command line as a shell would, for this gateway's port and a key."""
-    if shutil.which("curl") is None:
-        pytest.skip("curl isn't installed (Debian: curl)")
+    needed(lambda: on_path("curl"), "curl")
     running: list[subprocess.Popen[bytes]] = []
 
     def start(command: str) -> subprocess.Popen[bytes]:
