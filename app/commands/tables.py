@@ -2,12 +2,12 @@
 
 import json
 from typing import Any
-from urllib.parse import quote
 
 import click
 from faust.cli.base import cli
 
 from app.commands.fleet import ask_all, run
+from app.web.announce import path_part
 
 __all__ = ["Tables", "tables"]
 
@@ -103,9 +103,7 @@ async def _rows(table: str, limit: int, partition: int | None, as_json: bool) ->
 
 
 async def _row(table: str, key: str, as_json: bool) -> None:
-    found = [
-        row for _, answer in await ask_all(f"/tables/{table}/{quote(key, safe='')}") for row in answer.get("rows", [])
-    ]
+    found = [row for _, answer in await ask_all(f"/tables/{table}/{path_part(key)}") for row in answer.get("rows", [])]
     for row in found:
         _show(row, as_json)
     if not found:

@@ -3,13 +3,13 @@
 import json
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 import click
 from faust.cli.base import cli
 
 from app.commands.fleet import ask_all, run
 from app.core import settings
+from app.web.announce import path_part
 from app.web.history import History, ordered
 
 __all__ = ["trace"]
@@ -35,7 +35,7 @@ def _time(ms: int) -> str:
 
 
 async def _trace(event_id: str, as_json: bool) -> bool:
-    steps = ordered(answer for _, answer in await ask_all(f"/trace/{quote(event_id, safe='')}"))
+    steps = ordered(answer for _, answer in await ask_all(f"/trace/{path_part(event_id)}"))
     if not steps:
         click.echo(
             f"headrace: {event_id} isn't known: it was never taken, is older than ingest.dedup_horizon_s, or went to the "

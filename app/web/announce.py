@@ -8,6 +8,7 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import aiokafka
 import msgspec
@@ -20,11 +21,16 @@ from app.kafka import client_kwargs
 from app.settings import Settings
 from app.web.follow import UNREADABLE, skipped
 
-__all__ = ["Worker", "announce", "http_url", "worker_of", "workers"]
+__all__ = ["Worker", "announce", "http_url", "path_part", "worker_of", "workers"]
 
 EVERY_S = 5.0
 STALE_S = 20.0
 """A worker that said nothing for four beats is gone."""
+
+
+def path_part(text: str) -> str:
+    """An id in the path of a worker's page. Dots too: clients take `..` for the folder above, encoded they don't."""
+    return quote(text, safe="").replace(".", "%2E")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

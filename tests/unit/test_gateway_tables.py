@@ -2,13 +2,15 @@
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.delivery.partitions import partition_for
-from app.web.announce import Worker
+from app.web.announce import Worker, path_part
 from app.web.gateway.problems import Problem
 from app.web.gateway.workers import Answer, Workers
 from app.web.tables import _cut
@@ -147,3 +149,10 @@ async def test_a_result_that_is_not_there_is_waited_for_as_long_as_asked() -> No
         assert (reply.status_code, reply.json()) == (200, {"category": "order"})
         assert (await http.get("/v1/results/e1?wait=-1")).status_code == 422
     assert app.state.gateway.waiting == 0
+
+
+@pytest.mark.parametrize("event_id", ["..", ".", "a/../b", "e 1?x=2#y", "%2E", "é😀"])
+def test_an_id_in_a_path_of_a_worker_stays_one_part(event_id: str) -> None:
+    asked = httpx.URL(f"http://w0/trace/{path_part(event_id)}")
+    assert unquote(asked.raw_path.decode().removeprefix("/trace/")) == event_id
+    assert asked.raw_path.count(b"/") == 2

@@ -1,11 +1,12 @@
 """One event through every stage: when, where it was read and written, what was decided and why."""
 
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from aiokafka.structs import ConsumerRecord
 from nicegui import background_tasks, ui
 
+from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import FAILURES, facts, missing, pretty, printable, why
 from app.web.console.roles import allowed
@@ -47,7 +48,7 @@ async def build(visit: Visit) -> None:
 
 async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
     try:
-        answers = await visit.console.workers.ask_all(f"/trace/{quote(event_id, safe='')}")
+        answers = await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}")
         steps = ordered(answer.json() for answer in answers if answer.status == 200)
         async with History(visit.console.settings) as history:
             found = [(step, await history.read(step), await history.written(step, event_id)) for step in steps]

@@ -1,10 +1,10 @@
 """An entity's open windows: what is in them so far, step by step on a time line."""
 
 from typing import Any
-from urllib.parse import quote
 
 from nicegui import ui
 
+from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
 
@@ -23,7 +23,7 @@ async def show_windows(visit: Visit, entity: str, body: ui.column) -> list[str]:
     Raises:
         Problem: no worker is alive.
     """
-    answers = await visit.console.workers.ask_all(f"/windows/{quote(entity, safe='')}")
+    answers = await visit.console.workers.ask_all(f"/windows/{path_part(entity)}")
     found = [window for answer in answers if answer.status == 200 for window in answer.json()["windows"]]
     found.sort(key=lambda window: (window["aggregate"], window["start_ms"]))
     if body.is_deleted:
