@@ -1,0 +1,160 @@
+"""The Review page without a browser: what is written, in which order, and what happens when it can't be."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nicegui import Client
+
+from app.web.announce import Worker
+from app.web.console.app import shell
+from app.web.console.context import Console
+from app.web.console.desk import Desk
+from app.web.console.guard import Guard
+from app.web.console.pages.review import View
+from app.web.console.roles import allowed
+from app.web.gateway.workers import Answer, Workers
+from tests.helpers.console import console_app
+from tests.unit.test_console_roles import AuditWriter, page_of
+
+
+class Queue(Workers):
+    """One worker, in whose queue these events wait."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = list(ids)
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [Worker(id="w", url="http://w", host="h", pid=1, role="all", started_ms=1, beat_ms=1)]
+
+    async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
+        rows = [
+            {
+                "at_ms": n,
+                "review": {
+                    "event_id": event_id, "event_type": "note", "event_time_ms": 1, "entity": "u", "task": "gone", "text": "hm",
+                    "categories": ["happy", "unhappy"], "cause": "no-answer", "attempts": 1, "created_ms": n,
+                    "source": {"topic": "raw-events", "partition": 0, "offset": n},
+                },
+            }
+            for n, event_id in enumerate(self.ids)
+        ]  # fmt: skip
+        body = {"reviews": rows, "waiting": len(rows), "restoring": []}
+        return Answer(worker, 200, json.dumps(body).encode())
+
+
+class Served:
+    """A console whose writer keeps what is written, and the pages of its users."""
+
+    def __init__(self, app: Guard, console: Console) -> None:
+        self.app, self.console = app, console
+        self.writer = AuditWriter(console.settings)
+        self.writer.partitions = lambda topic: 1  # type: ignore[method-assign]  # no Kafka tells it
+        console.writer, self.queue = self.writer, Queue("e0", "e1", "e2")
+        console.desk = Desk(console.settings, self.queue, self.writer)
+
+    async def page(self, user: str) -> tuple[Client, View]:
+        client, visit = await page_of(self.app, self.console, user)
+        with client:
+            view = View(visit)
+            view.draw()
+            await view.refill()
+        return client, view
+
+    @property
+    def written(self) -> list[tuple[str, Any]]:
+        """Topic, and what is told of each record."""
+        found = []
+        for topic, _, value in self.writer.aside:
+            record = json.loads(value or b"null")
+            told = record.get("action") or ("undo" if record.get("undo") else record["category"])
+            found.append((topic, f"{told} {record.get('target') or record['event_id']}"))
+        return found
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    app, console = console_app()
+    async with shell().router.lifespan_context(shell()):
+        yield Served(app, console)
+
+
+def key(name: str, *, down: bool = True, ctrl: bool = False) -> Any:
+    return SimpleNamespace(
+        action=SimpleNamespace(keydown=down), key=SimpleNamespace(name=name),
+        modifiers=SimpleNamespace(ctrl=ctrl, alt=False, meta=False),
+    )  # fmt: skip
+
+
+async def test_a_decision_is_audited_before_it_is_written_and_the_next_event_is_shown_before_both(
+    served: Served,
+) -> None:
+    client, view = await served.page("reviewer")
+    kafka, send = asyncio.Event(), served.writer.send_aside
+
+    async def slow(*record: Any) -> None:
+        await kafka.wait()
+        await send(*record)
+
+    served.writer.send_aside = slow  # type: ignore[method-assign]  # as if Kafka took its time
+    assert view.now is not None
+    with client:
+        deciding = asyncio.ensure_future(view._pressed(key("2")))
+        await asyncio.sleep(0)
+        assert (view.now.event_id, served.writer.aside) == ("e1", [])
+        kafka.set()
+        await deciding
+    assert served.written == [("console-audit", "decide review/e0"), ("review-decisions", "unhappy e0")]
+    decision = json.loads(served.writer.aside[1][2] or b"")
+    assert (decision["reviewer"], decision["category"]) == ("reviewer", "unhappy")
+
+
+async def test_undo_at_once_is_written_behind_the_decision_and_shows_the_event_again(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    with client:
+        await asyncio.gather(view._pressed(key("1")), view._pressed(key("u")), view._pressed(key("u")))
+    assert served.written == [
+        ("console-audit", "decide review/e0"), ("review-decisions", "happy e0"),
+        ("console-audit", "undo review/e0"), ("review-decisions", "undo e0"),
+    ]  # fmt: skip
+    assert view.now is not None
+    assert (view.now.event_id, [each.event_id for each in view.ahead][:2], view.done) == ("e0", ["e1", "e2"], [])
+
+
+async def test_what_cannot_be_audited_is_not_decided_and_waits_again(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    served.writer.down = True
+    with client:
+        await view._pressed(key("1"))
+    assert (served.writer.aside, view.done) == ([], [])
+    rows = (await served.console.desk.waiting("other")).reviews
+    assert [row["review"]["event_id"] for row in rows] == ["e0", "e2"]  # e1 is what the page shows now
+
+
+async def test_keys_that_mean_something_else_decide_nothing(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    with client:
+        for event in (key("1", down=False), key("1", ctrl=True), key("9"), key("Enter"), key("g"), key("1")):
+            await view._pressed(event)  # 1 right after g leads to another page
+        await view._pressed(key("s"))
+    assert served.writer.aside == []
+    assert view.now is not None
+    assert view.now.event_id == "e1"
+    assert view.later == {"e0"}
+
+
+@pytest.mark.parametrize("user", ["viewer", "operator"])
+async def test_who_may_not_review_decides_nothing_and_takes_nothing_from_others(served: Served, user: str) -> None:
+    client, view = await served.page(user)
+    assert view.now is not None
+    with client:
+        await allowed("reviewer")(view._decider(view.now, "happy"))()
+        await allowed("reviewer")(view._pressed)(key("1"))
+    assert served.writer.aside == []
+    _, other = await served.page("reviewer")
+    assert other.now is not None
+    assert other.now.event_id == "e0"
