@@ -13,7 +13,7 @@ from app.web.console.parts import SHOWN_BYTES, confirmed, facts, failing, printa
 from app.web.console.roles import allowed
 from app.web.letters import Opened
 
-__all__ = ["LetterPanel", "left_over"]
+__all__ = ["LetterPanel", "edited_value", "left_over"]
 
 EDITED_BYTES = 256 << 10
 """A larger value isn't edited in a browser: a message of more than 1 MB is refused, and it would be slow before that."""
@@ -125,10 +125,7 @@ class LetterPanel:
 
         @allowed("operator")
         async def redrive() -> None:
-            text, was = (
-                (None, None) if editor is None else (editor.value or "", (opened.text or "").replace("\r\n", "\n"))
-            )
-            edited = None if text == was else (text or "").encode("utf-8", "replace")
+            edited = None if editor is None else edited_value(opened, editor.value or "")
             await self._redrive(opened, edited)
 
         @allowed("operator")
@@ -172,6 +169,12 @@ class LetterPanel:
             ui.notify(t("discarded", count=done.selected.total()), type="positive")
             self.dialog.close()
             await self._changed()
+
+
+def edited_value(opened: Opened, text: str) -> bytes | None:
+    """The value that was typed; None where it is still the one that was received. Browsers make all line ends `LF`."""
+    was = (opened.text or "").replace("\r\n", "\n").replace("\r", "\n")
+    return None if text == was else text.encode("utf-8", "replace")
 
 
 def left_over(visit: Visit, tally: Tally) -> str:
