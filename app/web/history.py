@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import aiokafka
+import msgspec
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
@@ -25,6 +26,13 @@ WRITTEN_TO = {
     "rule": "ai-results", "light": "ai-results", "deep": "ai-results", "decided": "ai-results", "review": "manual-review",
 }  # fmt: skip
 """The topic of a step's outcome, by what became of the event; `decided` is a person's decision."""
+
+
+class _Made(msgspec.Struct):
+    created_ms: int = 0
+
+
+_made = msgspec.json.Decoder(_Made).decode
 
 
 def ordered(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -95,15 +103,24 @@ class History:
         return self._counts[topic]
 
     async def _find(self, tp: TopicPartition, key: bytes, at_ms: int) -> ConsumerRecord[bytes, bytes] | None:
+        """The event's record that was made at a time; one that was made before, such as that of an earlier decision, isn't it."""
         place = (await self._consumer.offsets_for_times({tp: at_ms - 1000})).get(tp)
         if place is None:
             return None
         end = (await self._consumer.end_offsets([tp]))[tp]
         seen = 0
         async for record in read_tail(self._consumer, tp, place.offset, end):
-            if record.key == key:
+            if record.key == key and _made_ms(record.value) >= at_ms:
                 return record
             seen += 1
             if seen >= READ_AT_MOST or record.timestamp > at_ms + NEAR_MS:
                 return None
         return None
+
+
+def _made_ms(value: bytes | None) -> int:
+    """When a result or review was made: State notes the same time."""
+    try:
+        return _made(value or b"").created_ms
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return 0
