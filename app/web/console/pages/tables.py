@@ -47,13 +47,13 @@ class View:
         """Everything, still empty."""
         t, viewer = self.t, allowed("viewer")
         with ui.row().classes("items-end w-full"):
-            self.choice = ui.select([], label=t("table"), on_change=viewer(self._chosen)).classes("w-72")
+            self.choice = ui.select([], label=t("table"), on_change=viewer(self._chosen)).classes("w-64")
             self.choice.props("data-mark=table")
-            self.search = ui.input(t("whole_key"), value=self.key).props('name="key"').classes("w-72 mono")
+            self.search = ui.input(t("whole_key"), value=self.key).props('name="key"').classes("w-56 mono")
             self.search.on("keydown.enter", viewer(self._find))
             ui.button(t("look_up"), icon="search", on_click=viewer(self._find)).props("data-mark=find")
             ui.space()
-            self.of = ui.input(t("entity"), value=self.entity).props('name="entity"').classes("w-64 mono")
+            self.of = ui.input(t("entity"), value=self.entity).props('name="entity"').classes("w-44 mono")
             self.of.on("keydown.enter", viewer(self._windows))
             ui.button(t("open_windows"), icon="timeline", on_click=viewer(self._windows)).props("data-mark=windows")
         self.said = ui.column().classes("w-full gap-1")
@@ -154,7 +154,9 @@ class View:
         except FAILURES as error:
             self._failed(error)
             return
-        self._say(silent)
+        self.said.clear()
+        with self.said:
+            missing(self.visit, silent, [])
 
     # -- showing ---------------------------------------------------------------------------------------------------
 
