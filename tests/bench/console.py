@@ -1,25 +1,31 @@
 """What the web process costs while nobody looks at the console, and while browsers do.
 
-python -m tests.bench.console [--seconds 60] [--looking 5] [--workers 1]
+python -m tests.bench.console [--seconds 60] [--looking 5] [--workers 1] [--rate 200]
 
+So many events a second go through meanwhile, decided by rules.
 A browser that looks is a Socket.IO client of ours that takes what Overview sends, as Chromium does, without drawing it.
 The embedded Kafka, workers and the process share the machine. The exit status is 1 above the goal while nobody looks.
 """
 
 import argparse
 import asyncio
+import itertools
+import json
 import re
 import sys
 import tempfile
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+import aiokafka
 import httpx
 import psutil
 import socketio
 
 from app.broker.kafka import EmbeddedKafka
-from tests.helpers.gateway import WebProcess
+from tests.helpers.gateway import WebProcess, an_event
 from tests.helpers.processes import Worker, wait_until
 
 GOAL = 0.05
@@ -33,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--looking", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--rate", type=int, default=200)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         broker = EmbeddedKafka(Path(name) / "kafka")
@@ -60,9 +67,9 @@ def measure(folder: Path, bootstrap: str, given: argparse.Namespace) -> float:
         assert web.process is not None
         process = psutil.Process(web.process.pid)
         link = wait_until(lambda: re.search(r"\S+/\?token=\S+", web.log.read_text()), 20, "the link")[0]
-        idle = asyncio.run(used(process, given.seconds, 0, ""))
+        idle = asyncio.run(under_load(env, given, used(process, given.seconds, 0, "")))
         say("nobody looks", idle, process)
-        looking = asyncio.run(used(process, given.seconds, given.looking, link))
+        looking = asyncio.run(under_load(env, given, used(process, given.seconds, given.looking, link)))
         say(f"{given.looking} look at the overview", looking, process)
         return idle
     finally:
@@ -73,6 +80,30 @@ def measure(folder: Path, bootstrap: str, given: argparse.Namespace) -> float:
 
 def say(what: str, share: float, process: psutil.Process) -> None:
     print(f"{what}: {share:.1%} of a core, {process.memory_info().rss / 1e6:.0f} MB")
+
+
+async def under_load(env: dict[str, str], given: argparse.Namespace, work: Coroutine[Any, Any, float]) -> float:
+    """Does the work while events go through."""
+    sending = asyncio.create_task(send(env, given.rate))
+    try:
+        return await work
+    finally:
+        sending.cancel()
+
+
+async def send(env: dict[str, str], rate: int) -> None:
+    """So many events a second, in tenths."""
+    producer = aiokafka.AIOKafkaProducer(bootstrap_servers=env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"], linger_ms=5)
+    await producer.start()
+    try:
+        for number in itertools.count():
+            for each in range(rate // 10):
+                event = an_event(f"{uuid.uuid4()}", entity_id=f"user-{(number * 7 + each) % 500}")
+                topic = f"{env['HEADRACE_KAFKA__TOPIC_PREFIX']}raw-events"
+                await producer.send(topic, json.dumps(event).encode(), event["entity_id"].encode())
+            await asyncio.sleep(0.1)
+    finally:
+        await producer.stop()
 
 
 async def used(process: psutil.Process, seconds: float, looking: int, link: str) -> float:
