@@ -1,17 +1,32 @@
 """The one place that turns `KafkaSettings` into client arguments."""
 
+import re
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+    UnsupportedSaslMechanismError,
+)
 
 from app.errors import BrokerError
 from app.settings import KafkaSettings
+from app.tls_close import close_tls_at_once
 
-__all__ = ["admin", "client_kwargs", "ssl_context", "unreachable"]
+__all__ = ["admin", "client_kwargs", "explained", "is_refusal", "ssl_context", "unreachable"]
+
+TRIAL_TIMEOUT_MS = 5000
+"""Only to find a reason: a broker that is silent for longer says none."""
 
 
 def ssl_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
@@ -22,6 +37,7 @@ def ssl_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
     """
     if kafka.security_protocol not in ("SSL", "SASL_SSL"):
         return None
+    close_tls_at_once()
     try:
         context = ssl.create_default_context(cafile=str(kafka.ssl_ca_file) if kafka.ssl_ca_file else None)
         if kafka.ssl_cert_file:
@@ -52,17 +68,75 @@ def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
     return kwargs
 
 
-def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError:
-    """The error to show when no broker answers."""
-    name = type(error).__name__
-    why = str(error).removeprefix(f"{name}: ")
+async def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError:
+    """The error to show when no broker answers: what the first one says to us, and what to do about that."""
     secured: str = kafka.security_protocol
     if secured.startswith("SASL"):
         secured += f" {kafka.sasl_mechanism} as {kafka.username}"
-    return BrokerError(
-        f"no Kafka at {kafka.bootstrap_servers} answers with {secured} ({name}: {why}); start one with `headrace broker`, or "
-        "set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to yours. Where one runs there: kafka.security_protocol, user, password or "
-        "certificates may not be what it wants"
+    met = await _met(kafka) or error
+    name = type(met).__name__
+    why = re.sub(rf"^(\[Error \d+\] )?{name}: ", "", str(met))
+    return BrokerError(f"no Kafka at {kafka.bootstrap_servers} answers with {secured} ({name}: {why}); {_advice(met)}")
+
+
+async def _met(kafka: KafkaSettings) -> BaseException | None:
+    """What a plain connection to the first server meets: aiokafka's clients keep it for their log."""
+    kwargs = client_kwargs(kafka)
+    host, port, _ = collect_hosts(kwargs.pop("bootstrap_servers"))[0]
+    kwargs["request_timeout_ms"] = TRIAL_TIMEOUT_MS
+    try:
+        (await create_conn(host, port, **kwargs)).close()
+    except (KafkaError, OSError, TimeoutError) as error:
+        return error
+    return None
+
+
+def _advice(error: BaseException) -> str:
+    match error:
+        case SaslAuthenticationFailed():
+            return (
+                "it refuses this user or password: set kafka.username and HEADRACE_KAFKA__PASSWORD to what it knows, then "
+                "start again. Nothing was read or written"
+            )
+        case UnsupportedSaslMechanismError():
+            return "it doesn't take this mechanism: set kafka.sasl_mechanism to one that it has"
+        case ssl.SSLCertVerificationError():
+            return (
+                "its certificate isn't trusted: set kafka.ssl_ca_file to the PEM of the CA that signed it, and "
+                "kafka.bootstrap_servers to a name that stands in it"
+            )
+        case ConnectionRefusedError() | TimeoutError() | socket.gaierror():
+            return "start one with `headrace broker`, or set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to yours"
+        case _:
+            return (
+                "start one with `headrace broker`, or set HEADRACE_KAFKA__BOOTSTRAP_SERVERS to yours. Where one runs there: "
+                "kafka.security_protocol, user, password or certificates may not be what it wants"
+            )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker knows the user and doesn't allow what was asked."""
+    return isinstance(
+        error,
+        TopicAuthorizationFailedError
+        | GroupAuthorizationFailedError
+        | ClusterAuthorizationFailedError
+        | TransactionalIdAuthorizationFailed,
+    )
+
+
+def explained(kafka: KafkaSettings, error: BaseException) -> str:
+    """An error for the log. A refusal names the user and what was refused, and what to do."""
+    if not is_refusal(error):
+        return f"{type(error).__name__}: {error}"[:300]
+    what = {
+        TopicAuthorizationFailedError: "topic", GroupAuthorizationFailedError: "consumer group",
+        TransactionalIdAuthorizationFailed: "transactional id",
+    }.get(type(error), "cluster")  # fmt: skip
+    named = [str(name) for arg in error.args for name in (sorted(arg) if isinstance(arg, set | frozenset) else [arg])]
+    return (
+        f"Kafka refuses user {kafka.username or 'ANONYMOUS'} what it needs on {what} {', '.join(named) or '(not named)'}; "
+        "`headrace check --acls` prints all rights. Work goes on here once it is given"
     )
 
 
@@ -78,7 +152,7 @@ async def admin(kafka: KafkaSettings) -> AsyncIterator[AIOKafkaAdminClient]:
         await client.start()
     except (KafkaError, OSError, TimeoutError) as error:
         await client.close()
-        raise unreachable(kafka, error) from error
+        raise await unreachable(kafka, error) from error
     try:
         yield client
     finally:

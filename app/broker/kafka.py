@@ -3,6 +3,7 @@
 One node in KRaft mode, on a folder that is locked while it runs. Jars and Java come from `app.broker.jars`.
 """
 
+import asyncio
 import base64
 import contextlib
 import ctypes
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from app.broker.jars import archive_file, jars, java
+from app.broker.private import write_private
+from app.broker.secure import Secured
 from app.errors import BrokerError
 from app.folder_lock import FolderInUse, lock_folder
 
@@ -86,9 +89,10 @@ class EmbeddedKafka:
         data_dir: its folder; locked while it runs.
         port: 0 is any free one.
         advertised_host: what clients are told. With a name of this machine the broker listens on all interfaces, without
-            it on 127.0.0.1 only. There is no password either way.
-        properties: more server properties, or others. Clients use the listener PLAINTEXT; the broker itself, and
+            it on 127.0.0.1 only.
+        properties: more server properties, or others. Clients use the listener CLIENTS; the broker itself, and
             `internal`, use INTERNAL.
+        secured: certificates and users; without it there is no password on any listener.
         say: told what takes long.
     """
 
@@ -99,10 +103,12 @@ class EmbeddedKafka:
         *,
         advertised_host: str = "127.0.0.1",
         properties: dict[str, str] | None = None,
+        secured: Secured | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.data_dir, self.port = data_dir.absolute(), port
         self.advertised_host, self.properties, self.say = advertised_host, properties or {}, say
+        self.secured = secured
         self.process: subprocess.Popen[bytes] | None = None
         self.bind_host = "127.0.0.1" if advertised_host in LOOPBACK else "0.0.0.0"  # noqa: S104  # asked for by name
         self._internal_port = 0
@@ -115,7 +121,7 @@ class EmbeddedKafka:
 
     @property
     def internal(self) -> str:
-        """The broker's own listener: never secured, on 127.0.0.1 only."""
+        """The broker's own listener, on 127.0.0.1 only: open, or with `secured` for the broker's own certificate alone."""
         return f"127.0.0.1:{self._internal_port}"
 
     @property
@@ -144,6 +150,8 @@ class EmbeddedKafka:
             self._format(libs)
             self._launch(libs)
             self._await_ready()
+            if self.secured is not None:
+                asyncio.run(self.secured.grant(f"127.0.0.1:{self.port}"))
         except BaseException:
             self.kill()
             raise
@@ -224,10 +232,10 @@ class EmbeddedKafka:
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             # The broker talks to itself on a listener of its own: it may not reach the name that clients are told.
-            "listeners": f"PLAINTEXT://{self.bind_host}:{self.port},INTERNAL://{self.internal},"
+            "listeners": f"CLIENTS://{self.bind_host}:{self.port},INTERNAL://{self.internal},"
             f"CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap},INTERNAL://{self.internal}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "advertised.listeners": f"CLIENTS://{self.bootstrap},INTERNAL://{self.internal}",
+            "listener.security.protocol.map": "CLIENTS:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "INTERNAL",
             "log.dirs": str(self.data_dir / "logs"),
@@ -243,9 +251,11 @@ class EmbeddedKafka:
             "share.coordinator.state.topic.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "6000",
-        } | self.properties
-        text = "".join(f"{name}={value}\n" for name, value in config.items())
-        (self.data_dir / "server.properties").write_text(text, encoding="utf-8")
+        }
+        if self.secured is not None:
+            config |= self.secured.prepare(self.bootstrap)
+        text = "".join(f"{name}={value}\n" for name, value in (config | self.properties).items())
+        write_private(self.data_dir / "server.properties", text)  # it may hold passwords
         (self.data_dir / "log4j2.yaml").write_text(LOG4J % {"file": self.log_file}, encoding="utf-8")
 
     def _format(self, libs: Path) -> None:

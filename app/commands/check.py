@@ -25,7 +25,8 @@ from aiokafka.errors import (
 from aiokafka.structs import ConsumerRecord, TopicPartition
 from faust.cli.base import cli
 
-from app import topics
+from app import rights, topics
+from app.broker.acls import line
 from app.commands.fleet import run
 from app.core import app, settings
 from app.delivery.probe import initial_offset, probe, read_tail
@@ -34,6 +35,7 @@ from app.errors import BrokerError
 from app.kafka import admin, client_kwargs, unreachable
 from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
+from app.rights import Kind
 from app.settings import SourceSettings
 from app.sources.source import compile_source
 from models.events import Bad, Event
@@ -63,13 +65,14 @@ class Findings:
 
 
 @cli.command("check", short_help="Check settings, Kafka, topics and rights; show what a sample record becomes.")
-@click.option("--acls", is_flag=True, help="Print the ACLs that a worker needs, as kafka-acls.sh lines, and stop.")
+@click.option("--acls", is_flag=True, help="Print the ACLs that are needed, as kafka-acls.sh lines, and stop.")
+@click.option("--for", "kind", type=click.Choice(rights.KINDS), default="worker", show_default=True, help="Whose ACLs.")
 @click.option("--providers", is_flag=True, help="Send one real completion to each model provider, and stop.")
 @click.option(
     "--sample", type=click.Path(exists=True, allow_dash=True, path_type=Path), help="Show what its first line becomes."
 )
 @click.option("--source", "source_name", help="The source that reads the sample. Default: the first.")
-def check(acls: bool, providers: bool, sample: Path | None, source_name: str | None) -> None:
+def check(acls: bool, kind: Kind, providers: bool, sample: Path | None, source_name: str | None) -> None:
     """Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
 
     The newest record of each source is shown as the event that it becomes; with --sample, a line of yours is, and Kafka
@@ -79,12 +82,13 @@ def check(acls: bool, providers: bool, sample: Path | None, source_name: str | N
     Examples:
       headrace check
       headrace check --acls
+      headrace check --acls --for gateway
       headrace check --providers
       headrace check --sample events.jsonl --source orders
     """  # noqa: D301 - the mark that keeps click from wrapping the examples
     found = Findings()
     if acls:
-        click.echo("\n".join(acl_lines()))
+        click.echo("\n".join(acl_lines(kind)))
         return
     if providers:
         run(lambda: _providers(found))
@@ -180,7 +184,7 @@ async def _brokers(found: Findings) -> None:
         await client.bootstrap()  # an admin client goes on to the advertised name, and tells only that it failed
         brokers = sorted(client.cluster.brokers())
     except (KafkaError, OSError) as error:
-        raise unreachable(settings.kafka, error) from error
+        raise await unreachable(settings.kafka, error) from error
     finally:
         await client.close()
     found.ok(f"reachable; {len(brokers)} broker{'s' if len(brokers) != 1 else ''}")
@@ -330,22 +334,7 @@ async def _providers(found: Findings) -> None:
 # -- ACLs --------------------------------------------------------------------------------------------------------------
 
 
-def acl_lines() -> list[str]:
-    """The rights of a worker, as kafka-acls.sh lines."""
-    kafka, name = settings.kafka, settings.topic("headrace")
-    user = f"User:{kafka.username}" if kafka.username else "User:YOUR-USER"
-    base = f"kafka-acls.sh --bootstrap-server {kafka.bootstrap_servers} --add --allow-principal '{user}'"
-    create = " --operation Create" if kafka.manage_topics == "create" else ""
-    lines = [
-        f"{base} --operation Read --operation Describe{create} --topic '{settings.source_topic(source)}'"
-        for source in settings.sources
-    ]
-    own = f"--operation Read --operation Write --operation Describe --operation DescribeConfigs{create}"
-    lines += [f"{base} {own} --topic '{topic.name}'" for topic in topics.topics(settings)]
-    lines += [
-        f"{base} {own} --topic '{name}-' --resource-pattern-type prefixed",
-        f"{base} --operation Read --operation Describe --group '{name}' --resource-pattern-type prefixed",
-        f"{base} --operation Write --operation Describe --transactional-id '{name}-' --resource-pattern-type prefixed",
-        f"{base} --operation Describe --cluster",
-    ]
-    return lines
+def acl_lines(kind: Kind) -> list[str]:
+    """The rights of a worker, a gateway or a reader, as kafka-acls.sh lines."""
+    kafka = settings.kafka
+    return [line(acl, kafka.bootstrap_servers, kafka.username or "YOUR-USER") for acl in rights.acls(settings, kind)]

@@ -27,7 +27,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except (KafkaError, OSError, TimeoutError) as error:
-            raise unreachable(settings.kafka, error) from error
+            raise await unreachable(settings.kafka, error) from error
 
     try:
         return asyncio.run(main())

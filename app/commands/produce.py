@@ -203,7 +203,7 @@ async def _producer(job: Job) -> AIOKafkaProducer:
         await producer.start()
     except (KafkaError, OSError, TimeoutError) as error:
         await producer.stop()
-        raise unreachable(kafka, error) from error
+        raise await unreachable(kafka, error) from error
     return producer
 
 

@@ -28,6 +28,7 @@ from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched, fetched_of
 from app.errors import HeadraceError, StateError
+from app.kafka import explained
 from models.events import Received
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Lane:
         self._wake = asyncio.Event()
         self._closing = False
         self._gap = False
+        self._refused: KafkaError | None = None
+        """What the fetch of this partition met."""
         self._incarnation = ""
         self._applied: Applied | None = None
         self._batch = 0
@@ -79,7 +82,7 @@ class Lane:
 
     def room(self) -> int:
         """How many records may be fetched now. Read by the consumer's thread."""
-        if not self.ready or self._closing or self.stopped or self._gap:
+        if not self.ready or self._closing or self.stopped or self._gap or self._refused:
             return 0
         delivery = self.delivery
         if self.inbox_bytes >= delivery.lane_bytes or self.inbox_records >= 2 * delivery.batch_records:
@@ -109,6 +112,12 @@ class Lane:
                     self.moved_at = time.monotonic()
         self._wake.set()
 
+    def refuse(self, error: KafkaError) -> None:
+        """The input can't be read: the lane says why, and begins again after a pause. Others go on."""
+        if self.ready and not self._closing:
+            self._refused = error
+            self._wake.set()
+
     def post(self, work: Work) -> None:
         """Adds work without input to the next transaction."""
         if not self._closing:
@@ -123,6 +132,11 @@ class Lane:
         """Starts the producer: whoever held the partition before can't write any more from here on."""
         self.producer = await new_producer(self.delivery.settings, self.stage.transactional_id(self.tp.partition))
         crash.at("fenced")
+
+    async def try_open(self) -> None:
+        """The same at an assignment. What fails then is tried again when the lane runs, before it reads anything."""
+        with contextlib.suppress(KafkaError, TimeoutError, OSError):
+            await self.open()
 
     def start(self) -> None:
         """Begins to work; State is restored."""
@@ -147,13 +161,13 @@ class Lane:
 
     async def _run(self) -> None:
         backoff = self.delivery.settings.delivery.retry_backoff_s
-        first = True
+        fenced = self.producer is not None
         while not self._closing:
             begun = self._batch
             try:
-                if not first:
+                if not fenced:
                     await self._reopen()
-                first = False
+                fenced = False  # the next turn comes after an error
                 await self._locate()
                 if self.stopped or self._closing:
                     return  # nothing is written either: the local copy may not be what the changelog says
@@ -168,7 +182,7 @@ class Lane:
             except (KafkaError, HeadraceError, TimeoutError, OSError) as error:
                 if self._batch > begun + 1:
                     backoff = self.delivery.settings.delivery.retry_backoff_s
-                self._broke(f"{type(error).__name__}: {error}"[:300], backoff)
+                self._broke(explained(self.delivery.settings.kafka, error), backoff)
                 await self._pause(backoff)
                 backoff = min(backoff * 2, MAX_BACKOFF_S)
 
@@ -200,6 +214,7 @@ class Lane:
         """A new producer settles the old one's transaction; then State takes over what its changelog got meanwhile."""
         if self.producer is not None:
             self.delivery.stop_producer(self.producer)
+            self.producer = None
         await self.open()
         state, partition = self.stage.state, self.tp.partition
         state.store.reopen(partition)  # a database that met a full disk refuses writes until it is opened again
@@ -230,7 +245,7 @@ class Lane:
             metrics.RECORDS_LOST.labels(*self._labels).inc(found.lost)
         self._applied = applied
         self._incarnation = applied.incarnation if applied else uuid.uuid4().hex
-        self.position, self.expected, self._gap = found.next - 1, found.next, False
+        self.position, self.expected, self._gap, self._refused = found.next - 1, found.next, False, None
         await self.delivery.seek(tp, found.next)
         if self._closing:  # a revoke came meanwhile
             return
@@ -256,6 +271,8 @@ class Lane:
                     committing = None
                 if self._closing and committing is None and not self._posted:
                     return
+                if self._refused is not None and not self._closing:
+                    raise self._refused
                 if self._gap and not self._closing:
                     raise StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
                 wait_s = self._due(committing is not None)

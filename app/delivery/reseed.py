@@ -103,6 +103,8 @@ async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
             yield key, None
         yield from changelog_rows(state, partition)
 
+    if lane.producer is None:
+        await lane.open()
     end = await write_rows(lane.producer, copy.tp.topic, partition, rows())
     await in_thread(database.write, [(RESEEDING, None)], end)
     copy.end = end + 1

@@ -25,7 +25,7 @@ from app.delivery.kinds import KINDS, misfit
 from app.delivery.reseed import matches_input, reseed
 from app.delivery.state import UNFINISHED, State
 from app.errors import HeadraceError, StateError
-from app.kafka import admin
+from app.kafka import admin, explained
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -166,7 +166,8 @@ class Restore(Service):
             except (KafkaError, OSError, TimeoutError, HeadraceError) as error:
                 if isinstance(error, HeadraceError) and not error.retryable:
                     raise
-                log.warning("restore: %s: %s; trying again in %.0f s", type(error).__name__, error, wait_s)
+                why = explained(self.delivery.settings.kafka, error)
+                log.warning("restore: %s; trying again in %.0f s", why, wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, 30.0)
             else:

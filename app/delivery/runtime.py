@@ -125,7 +125,7 @@ class Delivery:
         if lanes:
             # Half of the budget queues in lanes; the rest is what fetches under way may bring.
             self.lane_bytes = max(1 << 18, self.settings.delivery.max_input_bytes // 2 // len(lanes))
-        await asyncio.gather(*[lane.open() for lane in lanes])
+        await asyncio.gather(*[lane.try_open() for lane in lanes])
         self.lanes = {lane.tp: lane for lane in lanes}
 
     def lane_of(self, changelog: TopicPartition) -> Lane | None:
@@ -209,6 +209,12 @@ class Delivery:
         lane = self.lanes.get(TopicPartition(topic, partition))
         if lane is not None:
             lane.accept(fetched)
+
+    def refused(self, tp: Any, error: KafkaError) -> None:
+        """A partition can't be read. Called from the consumer's thread."""
+        lane = self.lanes.get(tp)
+        if lane is not None:
+            self.app.loop.call_soon_threadsafe(lane.refuse, error)
 
     def room(self) -> None:
         """Some lane has room again."""

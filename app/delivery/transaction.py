@@ -92,7 +92,7 @@ class Transaction:
         crash.at("sent")
         if offset is not None:
             await producer.send_offsets_to_transaction({tp: offset}, group)
-        await asyncio.gather(*pending, *changelog)
+        await _sent(producer, [*pending, *changelog])
         crash.at("uncommitted")
         await producer.commit_transaction()
         crash.at("committed")
@@ -115,6 +115,21 @@ class Transaction:
         """Sends the State changes; returns the futures and how many records the last batch holds."""
         rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
         return await send_rows(producer, topic, partition, rows)
+
+
+async def _sent(producer: Any, futures: list[Any]) -> None:
+    """Waits until all batches are acknowledged.
+
+    aiokafka 0.14 tells those that it hasn't sent nothing when the transaction fails, for example because a topic is refused:
+    they would be waited for until the stall watch ends the worker.
+    """
+    sent = asyncio.gather(*futures)
+    failed = producer._txn_manager.wait_for_transaction_end()
+    await asyncio.wait([sent, failed], return_when=asyncio.FIRST_COMPLETED)
+    if not sent.done():
+        sent.add_done_callback(lambda late: late.cancelled() or late.exception())
+        failed.result()  # raises why
+    await sent
 
 
 async def send_rows(producer: Any, topic: str, partition: int, rows: list[Row]) -> tuple[list[Any], int]:

@@ -10,20 +10,23 @@ A subclass of Faust's aiokafka driver, registered as `kafkabatch://`. It differs
 """
 
 import asyncio
+import contextlib
+import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
-from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError
+from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError, KafkaError
 from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from app.delivery.drain import drain
 from app.delivery.member import note_member
-from app.kafka import client_kwargs
+from app.kafka import client_kwargs, explained
 from models.events import Received
 
 if TYPE_CHECKING:
@@ -31,11 +34,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fetched_of", "register"]
 
+log = logging.getLogger("headrace.delivery")
+
 FETCH_MAX_WAIT_MS = 100
 """A fetch covers all partitions of a broker; a partition that gets room again waits for the one under way. Faust's
 1500 ms would be its latency."""
 LOOK_S = 0.5
 """How often a call into the consumer's thread looks whether that ends."""
+GROUP_LOOK_S = 0.5
+GROUP_RETRY_S, GROUP_RETRY_MAX_S = 1.0, 30.0
+"""First and longest pause of a worker that the group refuses."""
 
 
 class Fetched(NamedTuple):
@@ -110,6 +118,35 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         finally:
             call.cancel()
 
+    async def on_start(self) -> None:
+        await super().on_start()
+        self.add_future(self._watch_group())
+
+    async def _watch_group(self) -> None:
+        """Says what keeps this worker from being a member, and has it tried again after growing pauses.
+
+        aiokafka leaves both to whoever polls its consumer: until somebody takes the error, it waits, and says nothing.
+        Joining anew is what starts its heartbeat again, which ended with the error.
+        """
+        coordinator, wait_s = self._ensure_consumer()._coordinator, GROUP_RETRY_S
+        last = -math.inf
+        while True:
+            await asyncio.sleep(GROUP_LOOK_S)
+            if coordinator._coordination_task.done():
+                coordinator._coordination_task.result()  # it died: so does the worker
+                return
+            error = coordinator._pending_exception
+            if error is None:
+                continue
+            now = time.monotonic()
+            wait_s = GROUP_RETRY_S if now - last > 2 * GROUP_RETRY_MAX_S else min(2 * wait_s, GROUP_RETRY_MAX_S)
+            last = now
+            log.error("%s; trying again in %.0f s", explained(self.delivery.settings.kafka, error), wait_s)
+            await asyncio.sleep(wait_s)
+            coordinator.request_rejoin()
+            with contextlib.suppress(KafkaError):
+                coordinator.check_errors()
+
     async def settle_in(self) -> None:
         """After an assignment: notes the member, and holds changelogs, since restore has a consumer of its own."""
         await self.call_thread(self._settle_in)
@@ -151,7 +188,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
                 finally:
                     room.cancel()
                     if waiter.done():
-                        waiter.result()  # raises what the fetcher met, for example a refused credential
+                        waiter.exception()  # what the group's coordinator met: `_watch_group` deals with it
                     else:
                         waiter.cancel()
 
@@ -168,7 +205,11 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             if limit <= 0 or state is None or state._position is None:
                 continue
             start = state._position
-            records = drain(consumer._fetcher, tp, limit)
+            try:
+                records = drain(consumer._fetcher, tp, limit)
+            except KafkaError as error:
+                self.delivery.refused(tp, error)
+                continue
             after = state._position
             if after != start:  # also over markers and aborted records alone: the lane would take the next for a gap
                 taken[tp] = fetched_of(records, start, after)
