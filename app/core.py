@@ -215,8 +215,10 @@ def logging_config(settings: Settings) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"default": formatter},
-        "filters": {"floods": {"()": "app.logs.NoFloods"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default", "filters": ["floods"]}},
+        "filters": {"floods": {"()": "app.logs.NoFloods"}, "traces": {"()": "app.logs.NoTraces"}},
+        "handlers": {
+            "stderr": {"class": "logging.StreamHandler", "formatter": "default", "filters": ["floods", "traces"]}
+        },
         "root": {"level": level, "handlers": ["stderr"]},
         "loggers": {
             "faust": quiet,

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-__all__ = ["FLOODS_S", "JsonFormatter", "NoFloods"]
+from app.errors import HeadraceError
+
+__all__ = ["FLOODS_S", "JsonFormatter", "NoFloods", "NoTraces"]
 
 FLOODS_S = 10.0
 """Often enough to see that it goes on; aiokafka says thousands of times a second that it can't connect while no broker is
@@ -37,6 +39,17 @@ class NoFloods(logging.Filter):
         self._last[key] = (now, 0)
         if left_out:
             record.msg, record.args = f"{record.getMessage()} (and {left_out:,} more like it)", None
+        return True
+
+
+class NoTraces(logging.Filter):
+    """Leaves the traceback out where Faust reports an error of ours: its message says what happened and what to do."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith(("faust", "mode")) and record.exc_info:
+            error = record.exc_info[1]
+            if isinstance(error, HeadraceError):
+                record.msg, record.args, record.exc_info = f"{type(error).__name__}: {error}", None, None
         return True
 
 

@@ -13,11 +13,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Rights = dict[str, tuple[Operation, ...]]
 
-STAGES_READ = ("rekeyed", "window-events", "model-requests", "ai-results", "budget", "budget-grants")
-STAGES_NEVER_WRITE = ("api-keys", "redriven", "gateway-replies")
-"""Of commands and of the gateway. Whoever writes `api-keys` makes keys."""
+STAGES_READ = ("rekeyed", "window-events", "model-requests", "ai-results", "review-decisions", "budget", "budget-grants")
+STAGES_NEVER_WRITE = ("api-keys", "redriven", "gateway-replies", "console-users", "console-audit")
+"""Of commands, the gateway and the console. Whoever writes `api-keys` makes keys."""
 GATEWAY_READS = ("api-keys", "gateway-replies", "workers", "ai-results")
-HIDDEN_FROM_READERS = ("api-keys", "gateway-replies")
+HIDDEN_FROM_READERS = ("api-keys", "gateway-replies", "console-users", "console-audit")
 
 
 def acls(settings: Settings, kind: Kind) -> list[Acl]:

@@ -5,7 +5,6 @@ is read any more (https://github.com/MagicStack/uvloop/issues/471). aiokafka wai
 each lane's start, took 30 s. What is in flight when aiokafka closes a connection is given up anyway.
 """
 
-import asyncio
 from typing import Any
 
 from aiokafka.conn import AIOKafkaConnection
@@ -28,8 +27,9 @@ _usual_close = AIOKafkaConnection.close
 
 def _close(self: Any, reason: Any = None, exc: Any = None) -> Any:
     transport = None if self._writer is None else self._writer.transport
+    over_tls = transport is not None and transport.get_extra_info("ssl_object") is not None
     in_flight = bool(self._requests)
     closed = _usual_close(self, reason, exc)
-    if transport is not None and transport.get_extra_info("ssl_object") is not None:
-        asyncio.get_running_loop().call_later(0.0 if in_flight else LAST_WORDS_S, transport.abort)
+    if transport is not None and over_tls:
+        self._loop.call_later(0.0 if in_flight else LAST_WORDS_S, transport.abort)
     return closed

@@ -74,6 +74,8 @@ class Lane:
         self._incarnation = ""
         self._applied: Applied | None = None
         self._batch = 0
+        self._written = 0
+        """The last batch that is committed and in State."""
         self.last_begin = 0.0
         self._task: asyncio.Task[None] | None = None
         self._labels = (stage.name, str(tp.partition))
@@ -163,7 +165,7 @@ class Lane:
         backoff = self.delivery.settings.delivery.retry_backoff_s
         fenced = self.producer is not None
         while not self._closing:
-            begun = self._batch
+            written = self._written
             try:
                 if not fenced:
                     await self._reopen()
@@ -180,7 +182,7 @@ class Lane:
                 self._broke("fenced by another producer", self.delivery.settings.kafka.session_timeout_s)
                 await self._pause(self.delivery.settings.kafka.session_timeout_s)
             except (KafkaError, HeadraceError, TimeoutError, OSError) as error:
-                if self._batch > begun + 1:
+                if self._written > written:
                     backoff = self.delivery.settings.delivery.retry_backoff_s
                 self._broke(explained(self.delivery.settings.kafka, error), backoff)
                 await self._pause(backoff)
@@ -373,6 +375,7 @@ class Lane:
                 self.stage.state.database(self.tp.partition).write(out.local.items(), end)
             crash.at("written")
             self.view.release(transaction.number)
+            self._written = transaction.number
             self.stage.committed(self, transaction)
         except BaseException:
             self._give_up(transaction)

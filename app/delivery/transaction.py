@@ -81,6 +81,9 @@ class Transaction:
             return await self._write(producer, stage, tp, offset, group)
         except IllegalOperation as error:
             # No KafkaError of aiokafka's: its sender met one beside us, and has left the transaction before we sent all.
+            met = producer._txn_manager.wait_for_transaction_end()
+            if met.done() and met.exception() is not None:
+                raise met.exception() from error
             raise KafkaError(f"the producer isn't in its transaction any more ({error})") from error
 
     async def _write(

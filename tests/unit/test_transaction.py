@@ -1,10 +1,11 @@
 """A transaction: what its producer meets beside it ends the lane's try, never the worker."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalOperation, KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import TopicPartition
 
 from app.delivery.outbox import Outbox
@@ -13,6 +14,10 @@ from app.delivery.transaction import Transaction
 
 class LeftBehind:
     """A producer whose sender was fenced between the begin and the first batch."""
+
+    def __init__(self) -> None:
+        nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: nothing)
 
     async def begin_transaction(self) -> None:
         pass
@@ -31,3 +36,34 @@ async def test_a_producer_that_left_its_transaction_is_an_error_of_kafka() -> No
     stage: Any = SimpleNamespace(changelog="changelog")
     with pytest.raises(KafkaError, match="isn't in its transaction any more"):
         await Transaction(out, 1, 1, [], 0).write(LeftBehind(), stage, TopicPartition("raw", 0), 1, "group")
+
+
+class Refused(LeftBehind):
+    """A producer whose topic is refused: aiokafka tells the transaction, and never the batch that it didn't send."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.ended)
+
+    async def send_batch(self, *batch: object, partition: int) -> Any:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self.ended.set_exception, TopicAuthorizationFailedError({"clean"}))
+        return loop.create_future()
+
+
+class RefusedBetween(Refused):
+    """The same, met before the second batch is handed over."""
+
+    async def send_batch(self, *batch: object, partition: int) -> Any:
+        self.ended.set_exception(TopicAuthorizationFailedError({"clean"}))
+        raise IllegalOperation("Can't send messages while not in transaction")
+
+
+@pytest.mark.parametrize("kind", [Refused, RefusedBetween])
+async def test_a_refused_topic_ends_the_transaction_with_its_name(kind: type[Refused]) -> None:
+    out = Outbox(0)
+    out.send("clean", b"k", b"v", partition=0)
+    stage: Any = SimpleNamespace(changelog="changelog")
+    with pytest.raises(TopicAuthorizationFailedError, match="clean"):
+        async with asyncio.timeout(10):
+            await Transaction(out, 1, 1, [], 0).write(kind(), stage, TopicPartition("raw", 0), None, "group")

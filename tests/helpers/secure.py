@@ -1,0 +1,41 @@
+"""A Kafka as `headrace broker --secure` makes it, with a way around it for the test itself."""
+
+from pathlib import Path
+
+from app import rights
+from app.broker.acls import Acl, set_acls, take_acls
+from app.broker.kafka import EmbeddedKafka
+from app.broker.secure import ADMIN, Secured
+from app.kafka import admin
+from app.settings import KafkaSettings, Settings
+
+__all__ = ["SecureKafka"]
+
+OPEN_INSIDE = {
+    "listener.security.protocol.map": "CLIENTS:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:SSL",
+    "super.users": f"User:CN=headrace-broker;User:{ADMIN};User:ANONYMOUS",
+}
+
+
+class SecureKafka(EmbeddedKafka):
+    """Clients of the product meet TLS, passwords and ACLs; `internal` is open, so that plain helpers look at the topics."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        users = {kind: rights.acls(settings, kind) for kind in rights.KINDS}
+        self.users = Secured(folder, "127.0.0.1", users)
+        super().__init__(folder, secured=self.users, properties=OPEN_INSIDE)
+
+    def environment(self, user: str) -> dict[str, str]:
+        lines = self.users.env_file(user).read_text(encoding="utf-8").splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    def settings(self, user: str) -> KafkaSettings:
+        return self.users.settings(user, self.bootstrap)
+
+    async def take(self, user: str, *acls: Acl) -> None:
+        async with admin(self.settings(ADMIN)) as client:
+            await take_acls(client, user, acls)
+
+    async def give(self, user: str, *acls: Acl) -> None:
+        async with admin(self.settings(ADMIN)) as client:
+            await set_acls(client, user, acls)
