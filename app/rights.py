@@ -13,7 +13,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 Rights = dict[str, tuple[Operation, ...]]
 
-STAGES_READ = ("rekeyed", "window-events", "model-requests", "ai-results", "review-decisions", "budget", "budget-grants")
+STAGES_READ = (
+    "rekeyed",
+    "window-events",
+    "model-requests",
+    "ai-results",
+    "review-decisions",
+    "budget",
+    "budget-grants",
+)
 STAGES_NEVER_WRITE = ("api-keys", "redriven", "gateway-replies", "console-users", "console-audit")
 """Of commands, the gateway and the console. Whoever writes `api-keys` makes keys."""
 GATEWAY_READS = ("api-keys", "gateway-replies", "workers", "ai-results")

@@ -6,6 +6,7 @@ from importlib.metadata import version
 import aiokafka
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
@@ -48,6 +49,10 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (PartitionRecords, "_consume_aborted_up_to"),
         (PartitionRecords, "_contains_abort_marker"),
         (TransactionManager, "is_in_transaction"),
+        (TransactionManager, "wait_for_transaction_end"),
+        (GroupCoordinator, "check_errors"),
+        (GroupCoordinator, "request_rejoin"),
+        (AIOKafkaConnection, "close"),
         (AIOKafkaAdminClient, "_send_request_to_node"),
         (SubscriptionState, "fetch_context"),
         (faust_tables.TableManager, "_update_channels"),
@@ -66,6 +71,11 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
         (aiokafka.AIOKafkaConsumer.__init__, "self._group_id"),
         (aiokafka.AIOKafkaConsumer.start, "self._coordinator"),
         (GroupCoordinator.__init__, "self.member_id"),
+        (GroupCoordinator.__init__, "self._coordination_task"),
+        (GroupCoordinator.__init__, "self._pending_exception"),
+        (AIOKafkaConnection.__init__, "self._requests"),
+        (AIOKafkaConnection.__init__, "self._loop"),
+        (AIOKafkaConnection.connect, "self._writer"),
         (aiokafka.AIOKafkaConsumer.start, "self._fetcher"),
         (aiokafka.AIOKafkaConsumer.__init__, "self._closed"),
         (Fetcher.__init__, "self._subscriptions"),

@@ -87,8 +87,9 @@ async def test_nobody_there_names_the_servers_and_what_to_do() -> None:
             pass
 
 
-def test_error_names_the_user_and_never_the_password() -> None:
-    settings = kafka(security_protocol="SASL_SSL", username="alice", password="s3cret")
-    said = str(unreachable(settings, OSError("refused")))
+async def test_error_names_the_user_and_never_the_password() -> None:
+    servers = f"127.0.0.1:{free_port()}"
+    settings = kafka(bootstrap_servers=servers, security_protocol="SASL_SSL", username="alice", password="s3cret")
+    said = str(await unreachable(settings, OSError("refused")))
     assert "SASL_SSL PLAIN as alice" in said
     assert "s3cret" not in said
