@@ -14,31 +14,49 @@ from rocksdict import Options, Rdict
 
 import tables
 from app.commands.tables_state import export_lines
-from app.delivery.kinds import KINDS
+from app.delivery.kinds import KINDS, misfit
 from app.delivery.maps import Map
 from app.delivery.offline import OfflineState
 
-__all__ = ["HERE", "all_maps", "changelog", "kept_kinds", "local_rows", "rows_of", "state_of", "states"]
+__all__ = [
+    "HERE", "changelog", "kept_kinds", "lines_of", "local_rows", "maps_of", "raw_of", "rows_of", "state_of", "states",
+]  # fmt: skip
 
 HERE = Path(__file__).parent
 
 
-def all_maps() -> dict[str, Map[Any]]:
-    """Every map that this version declares."""
+def maps_of(kinds: bytes) -> list[Map[Any]]:
+    """The maps that a release noted, as this version declares them.
+
+    Raises:
+        LookupError: one isn't declared any more.
+    """
     modules = [importlib.import_module(f"tables.{each.name}") for each in pkgutil.iter_modules(tables.__path__)]
-    return {of.name: of for module in modules for of in vars(module).values() if isinstance(of, Map)}
+    declared = [of for module in modules for of in vars(module).values() if isinstance(of, Map)]
+    return [_named(declared, name, prefix, kind) for name, (prefix, kind) in msgspec.msgpack.decode(kinds).items()]
 
 
-def _lines(file: Path) -> list[Any]:
+def _named(declared: list[Map[Any]], name: str, prefix: bytes, kind: Any) -> Map[Any]:
+    """Names are unique within a State alone: of two the one that reads the rows."""
+    found = [of for of in declared if (of.name, of.prefix) == (name, prefix)]
+    if not found:
+        raise LookupError(f"map {name} with prefix {prefix!r} isn't declared any more")
+    noted = msgspec.msgpack.encode({name: [prefix, kind]})
+    return next((of for of in found if not misfit(noted, [of])), found[0])
+
+
+def lines_of(file: Path) -> list[Any]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def _raw(shown: str | None) -> bytes | None:
+def raw_of(shown: str | None) -> bytes | None:
     return None if shown is None else base64.b64decode(shown)
 
 
 def changelog(folder: Path, name: str) -> list[tuple[int, bytes, bytes | None]]:
-    return [(r["offset"], _raw(r["key"]) or b"", _raw(r["value"])) for r in _lines(folder / f"{name}.changelog.jsonl")]
+    return [
+        (r["offset"], raw_of(r["key"]) or b"", raw_of(r["value"])) for r in lines_of(folder / f"{name}.changelog.jsonl")
+    ]
 
 
 def kept_kinds(folder: Path, name: str) -> bytes:
@@ -48,9 +66,7 @@ def kept_kinds(folder: Path, name: str) -> bytes:
 
 def state_of(folder: Path, name: str, root: Path) -> OfflineState:
     """A State with the maps that the release had, as this version declares them, filled from the changelog."""
-    names = msgspec.msgpack.decode(kept_kinds(folder, name))
-    declared = all_maps()
-    state = OfflineState(root, name, f"headrace-{name}-changelog", [declared[each] for each in names])
+    state = OfflineState(root, name, f"headrace-{name}-changelog", maps_of(kept_kinds(folder, name)))
     records = changelog(folder, name)
     state.apply(0, [(key, value) for _, key, value in records], records[-1][0])
     return state

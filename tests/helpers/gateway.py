@@ -27,9 +27,10 @@ def an_event(event_id: Any, **more: Any) -> dict[str, Any]:
 
 
 class WebProcess:
-    """One `headrace web`."""
+    """One `headrace web`, with more of its command line if any is given."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], *arguments: str) -> None:
+        self.arguments = arguments
         folder.mkdir(parents=True, exist_ok=True)
         self.port, self.log = free_port(), folder / "web.log"
         self.env = clean_environment({"HEADRACE_DATA_DIR": str(folder), **env})
@@ -43,7 +44,7 @@ class WebProcess:
         """Starts it and waits until a path answers 200."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "web", "--port", str(self.port)],
+                [sys.executable, "-m", "app", "web", "--port", str(self.port), *self.arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self.env, cwd=ROOT,
                 start_new_session=True,
             )  # fmt: skip

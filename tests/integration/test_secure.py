@@ -71,7 +71,7 @@ def denied(broker: SecureKafka, user: str) -> list[str]:
 
 async def test_worker_gateway_and_reader_work_with_exactly_their_rights(broker: SecureKafka, tmp_path: Path) -> None:
     worker = Worker(tmp_path / "worker", environment(broker, "worker"))
-    web = WebProcess(tmp_path / "web", environment(broker, "gateway"))
+    web = WebProcess(tmp_path / "web", environment(broker, "gateway"), "--only", "gateway")
     try:
         await asyncio.to_thread(worker.start)
         await asyncio.to_thread(worker.wait_ready)
