@@ -4,7 +4,8 @@
     ├── SettingsError             a setting is wrong; names the field, what was given, what is allowed
     ├── BrokerError               the embedded or an external Kafka can't serve us
     ├── StateError                local state or its changelog can't be trusted; says what to do
-    │   └── StateDamaged          the local copy can't be read: it is set aside and rebuilt from the changelog
+    │   ├── StateDamaged          the local copy can't be read: it is set aside and rebuilt from the changelog
+    │   └── StateDiskFull         there is no room for the local copy: tried again until there is
     ├── OutputError               an output can't be written (too large, refused)
     ├── SinkError                 a sink's database can't be used like this; says what to do
     │   └── SinkUnavailable       retryable: not reachable, or busy
@@ -26,6 +27,7 @@ __all__ = [
     "SinkError",
     "SinkUnavailable",
     "StateDamaged",
+    "StateDiskFull",
     "StateError",
 ]
 
@@ -53,6 +55,12 @@ class StateError(HeadraceError):
 
 class StateDamaged(StateError):
     """A local copy can't be read. Retryable: it is set aside when it is opened again, and rebuilt."""
+
+    retryable = True
+
+
+class StateDiskFull(StateError):
+    """The disk of the local copies is full. Retryable: work goes on when there is room."""
 
     retryable = True
 

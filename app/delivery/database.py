@@ -28,7 +28,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from app.errors import StateDamaged, StateError
+from app.errors import StateDamaged, StateDiskFull, StateError
 
 __all__ = ["COPY_OF", "RESEEDING", "Database", "Databases", "Writes", "prefix_end", "share_memory"]
 
@@ -156,6 +156,8 @@ class Database:
         text = str(error)[:200]
         if _tells_damage(text):
             return StateDamaged(f"state folder {self.path} can't be read ({text})")
+        if _tells_full(text):
+            return self._full()
         return StateError(
             f"state folder {self.path} can't be opened ({text}); is another worker using this data folder? "
             "Give each worker its own (HEADRACE_DATA_DIR)"
@@ -164,10 +166,15 @@ class Database:
     def _failed(self, error: Exception) -> StateError:
         """What a failed read or write means. Damage is noted in the folder, so that the next open sets it aside."""
         text = str(error)[:200]
+        if _tells_full(text):
+            return self._full()
         if not _tells_damage(text):
             return StateError(f"state folder {self.path}: {text}")
         (self.path / DAMAGED).touch()
         return StateDamaged(f"state folder {self.path} is damaged ({text})")
+
+    def _full(self) -> StateDiskFull:
+        return StateDiskFull(f"the disk of state folder {self.path} is full; make room, and work goes on by itself")
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         found: Any = self._db
@@ -294,12 +301,23 @@ class Database:
                 if self.bulk:
                     self.flush()
             finally:
-                self._db.close()
+                self._close_files()
+
+    def _close_files(self) -> None:
+        """What RocksDB can't write at the end (a disk that was full) is read from the changelog again."""
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001  # its binding has one exception class for all
+            log.warning("state folder %s didn't close cleanly: %s", self.path, str(error)[:200])
 
 
 def _tells_damage(text: str) -> bool:
     """RocksDB's binding has one exception class for all; the status name in front tells damage from a full disk."""
     return text.startswith(("Corruption", "NotSupported")) or "No such file" in text
+
+
+def _tells_full(text: str) -> bool:
+    return "No space left" in text or "Disk quota exceeded" in text
 
 
 def prefix_end(prefix: bytes) -> bytes:

@@ -20,8 +20,8 @@ OPEN_INSIDE = {
 class SecureKafka(EmbeddedKafka):
     """Clients of the product meet TLS, passwords and ACLs; `internal` is open, so that plain helpers look at the topics."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        users = {kind: rights.acls(settings, kind) for kind in rights.KINDS}
+    def __init__(self, folder: Path, settings: Settings | None = None) -> None:
+        users = {kind: rights.acls(settings, kind) if settings else [] for kind in rights.KINDS}
         self.users = Secured(folder, "127.0.0.1", users)
         super().__init__(folder, secured=self.users, properties=OPEN_INSIDE)
 

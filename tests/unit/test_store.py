@@ -1,6 +1,7 @@
 """Local copies: damage, folders set aside, bulk writing (app.delivery.store)."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 
 from app.delivery.database import COPY_OF, Database
 from app.delivery.store import Store
-from app.errors import StateDamaged, StateError
+from app.errors import StateDamaged, StateDiskFull, StateError
+from tests.helpers.disk import NoDisk, fill, mount, unmount
 from tests.helpers.processes import wait_until
 
 
@@ -135,3 +137,37 @@ def test_a_database_that_exists_is_opened_with_our_options(store: Store) -> None
         store.database(0)
         newest = max(store.folder(0).glob("OPTIONS-*"))
         assert f"memtable_factory={memtable}" in newest.read_text().replace("{id=", "")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    try:
+        mount(folder, 64)
+    except NoDisk as reason:
+        pytest.skip(str(reason))
+    yield folder
+    unmount(folder)
+
+
+def test_full_disk_is_said_and_the_same_copy_is_written_when_there_is_room(small_disk: Path) -> None:
+    database = Database(small_disk / "0.db")
+    database.write([(b"before", b"1")], 1)
+    filler = fill(small_disk)
+
+    def write_on() -> None:
+        for number in range(2, 400):  # what RocksDB had set aside for its log is used up first
+            database.write([(b"k%d" % number, os.urandom(200_000))], number)
+            database.flush()
+
+    with pytest.raises(StateDiskFull, match="is full; make room") as raised:
+        write_on()
+    assert raised.value.retryable
+    with pytest.raises(StateDiskFull):
+        Database(small_disk / "1.db")
+    filler.unlink()
+    database.close()
+    again = Database(small_disk / "0.db")
+    again.write([(b"after", b"2")], 500)
+    assert (again.get(b"before"), again.get(b"after"), again.changelog_offset) == (b"1", b"2", 500)
+    again.close()

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tests.fault.suite import state_faults
+from app.broker.kafka import EmbeddedKafka
+from tests.fault.suite import place_faults, state_faults
 from tests.fault.suite.load import Pair
 from tests.fault.suite.outcome import say
 from tests.fault.suite.rig import SESSION_S, Rig
@@ -19,6 +23,7 @@ from tests.helpers.proxy import ADD_OFFSETS, END_TXN, INIT_PRODUCER, PRODUCE, TX
 
 __all__ = ["FAULTS", "SOAK", "FaultRow"]
 
+JSON_SUITE = Path(__file__).parents[4] / "shared" / "data" / "json-test-suite"
 STALL_S = 15.0
 """No partition stands still for longer when workers come and go in good order; after a kill this beyond the session."""
 
@@ -40,6 +45,8 @@ class FaultRow:
     rig: dict[str, Any] = field(default_factory=dict)
     started: list[int] | None = None
     stall_s: float | None = None
+    broker: Callable[[Path], AbstractContextManager[EmbeddedKafka]] | None = None
+    """One of its own, in a folder; unset: the one that all runs share."""
 
 
 def backlog(rig: Rig, count: int = 3000) -> None:
@@ -281,7 +288,7 @@ def hostile(rig: Rig) -> None:
     ]  # fmt: skip
     for headers in (ours, [("large", b"x" * 900_000)], [("same", b"1")] * 3000):
         some = rig.load.stream.take(200 if headers is ours else 5)
-        asyncio.run(topics.produce(rig.kafka.bootstrap, f"{rig.prefix}raw", some, headers))
+        asyncio.run(topics.produce(rig.bootstrap, f"{rig.prefix}raw", some, headers))
     keys = [b"\x00applied", b"S\x00\x00", b"o\x00\x00\x00\x00\x00\x00\x00\x01", b"\x00kinds", b""]
     now_ms = int(time.time() * 1000)
     pairs: list[Pair] = [
@@ -300,6 +307,11 @@ def hostile(rig: Rig) -> None:
         b"\x00",
         b"9" * 100_000,
     ]
+    files = sorted(JSON_SUITE.rglob("*.json")) if JSON_SUITE.is_dir() else []
+    rig.note(f"{len(files)} files of json-test-suite" if files else "json-test-suite isn't beside this checkout")
+    if not files and os.environ.get("CI"):
+        rig.wrong("json-test-suite must be there in CI", JSON_SUITE)
+    broken += [file.read_bytes() for file in files]
     pairs += [(HOSTILE, value) for value in broken]
     rig.load.burst(pairs)
     rig.rest(3)
@@ -347,8 +359,15 @@ FAULTS: dict[str, FaultRow] = {
     "22": FaultRow(name="the group's offsets reset, then deleted", act=state_faults.offsets),
     "23": FaultRow(name="rebalance storm", act=storm, rig={"workers": 3}, started=[0, 1]),
     "24": FaultRow(name="hostile records", act=hostile),
+    "25": FaultRow(
+        name="rights taken from running workers; a wrong password",
+        act=place_faults.refused,
+        broker=place_faults.secure_broker,
+    ),
+    "26a": FaultRow(name="the disk of a worker's State is full", act=place_faults.state_disk),
+    "26b": FaultRow(name="the broker's disk is full", act=place_faults.broker_disk, broker=place_faults.small_broker),
     "soak": FaultRow(name="random kills, also inside transactions and calls", act=soak, rig={"workers": 3}),
 }
-"""Numbers as in the design; 23, 24 and the soak are beyond it."""
+"""Numbers as in the design; from 23 on they are beyond it."""
 SOAK = "soak"
 """Only run when it is asked for."""

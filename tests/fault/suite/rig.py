@@ -10,14 +10,17 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from app import rights
 from app.broker.kafka import EmbeddedKafka
 from app.crash import VARIABLE
+from app.settings import Settings, load
 from tests.fault.suite.load import CONFIG, PARTITIONS, Load
 from tests.fault.suite.outcome import Outcome, last_words, say
 from tests.fault.suite.truth import Place
@@ -26,6 +29,7 @@ from tests.helpers import topics
 from tests.helpers.model_faults import Fault
 from tests.helpers.processes import StubProcess, Worker, wait_until
 from tests.helpers.proxy import KafkaProxy
+from tests.helpers.secure import SecureKafka
 
 __all__ = ["BATCH", "CONCURRENCY", "SESSION_S", "Rig"]
 
@@ -64,6 +68,8 @@ class Rig:
     ) -> None:  # fmt: skip
         self.kafka, self.folder, self.seed, self.seconds = kafka, folder, seed, seconds
         self.prefix = f"f{name}-{seed}-"
+        self.bootstrap = kafka.internal if isinstance(kafka, SecureKafka) else kafka.bootstrap
+        """Where the harness's own clients connect, which nobody refuses."""
         self.rnd = random.Random(seed)
         folder.mkdir(parents=True)
         config = folder / "headrace.toml"
@@ -79,6 +85,9 @@ class Rig:
             "HEADRACE_LLM__BATCH_ITEMS": str(BATCH), "HEADRACE_LLM__BATCH_WAIT_MS": "200",
             "HEADRACE_LLM__BREAKER__OPEN_S": "1", "HEADRACE_CLASSIFY__RETRY_S": "1", **(env or {}),
         }  # fmt: skip
+        if isinstance(kafka, SecureKafka):
+            self.env |= kafka.environment("worker")
+            asyncio.run(kafka.give("worker", *rights.acls(self.settings(config), "worker")))
         self.command = command
         self.workers = [Worker(folder / f"w{n}", dict(self.env), command) for n in range(workers)]
         self.proxy = KafkaProxy(kafka.port)
@@ -87,8 +96,8 @@ class Rig:
             self.proxy.__enter__()
         for number in proxied or ():
             self.workers[number].env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"] = f"127.0.0.1:{self.proxy.port}"
-        self.load = Load(kafka.bootstrap, f"{self.prefix}raw", seed, rate)
-        self.watch = Watch(kafka.bootstrap, self.prefix)
+        self.load = Load(self.bootstrap, f"{self.prefix}raw", seed, rate)
+        self.watch = Watch(self.bootstrap, self.prefix)
         self.outcome = Outcome(name, seed)
         self.reviews_allowed = False
         self.rounds = 1
@@ -111,10 +120,17 @@ class Rig:
         """What the model server was asked; there after `clean_up`."""
         self.down: set[int] = set()
         """Numbers of the workers that nobody starts again."""
+        self.closing: list[Callable[[], object]] = []
+        """What else is to be done when all processes have ended."""
         self._said: dict[int, int] = {}
         """How long each worker's log was when it was last started."""
         self._guarding = threading.Event()
         self._guard = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+
+    def settings(self, config: Path) -> Settings:
+        """What the workers read."""
+        found = load(config)
+        return found.model_copy(update={"kafka": found.kafka.model_copy(update={"topic_prefix": self.prefix})})
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
@@ -234,10 +250,10 @@ class Rig:
         say(text)
 
     def read(self, topic: str) -> list[Any]:
-        return asyncio.run(topics.read(self.kafka.bootstrap, self.prefix + topic, PARTITIONS))
+        return asyncio.run(topics.read(self.bootstrap, self.prefix + topic, PARTITIONS))
 
     def results(self) -> int:
-        return sum(asyncio.run(topics.end_offsets(self.kafka.bootstrap, f"{self.prefix}ai-results")).values())
+        return sum(asyncio.run(topics.end_offsets(self.bootstrap, f"{self.prefix}ai-results")).values())
 
     def logs(self) -> str:
         return "\n".join(w.log.read_text(errors="replace") for w in self.workers if w.log.exists())
@@ -249,7 +265,7 @@ class Rig:
 
     def begin(self, started: list[int] | None) -> None:
         """Starts all of it, or only some of the workers; returns when results flow."""
-        asyncio.run(topics.create(self.kafka.bootstrap, f"{self.prefix}raw", PARTITIONS))
+        asyncio.run(topics.create(self.bootstrap, f"{self.prefix}raw", PARTITIONS))
         self.stub.start()
         for number, worker in enumerate(self.workers):
             if started is None or number in started:
@@ -284,3 +300,5 @@ class Rig:
         self.stub.kill()
         if self._proxied:
             self.proxy.__exit__()
+        for close in self.closing:
+            close()

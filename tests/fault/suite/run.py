@@ -157,7 +157,7 @@ def _snapshot(rig: Rig) -> Snapshot:
         rig.prefix,
         found,
         rig.calls,
-        {"raw": asyncio.run(topics.committed(rig.kafka.bootstrap, group, f"{rig.prefix}raw", PARTITIONS))},
+        {"raw": asyncio.run(topics.committed(rig.bootstrap, group, f"{rig.prefix}raw", PARTITIONS))},
         [] if rig.offsets_touched else rig.watch.samples,
         losses=rig.losses,
         reviews_allowed=rig.reviews_allowed,

@@ -98,9 +98,9 @@ def recreated(rig: Rig) -> None:
     rig.rest(4)  # what took the hop by its id comes out as well
     rig.stop(0)
     asyncio.run(_delete_topic(rig, "raw"))
-    asyncio.run(topics.create(rig.kafka.bootstrap, f"{rig.prefix}raw", PARTITIONS))
+    asyncio.run(topics.create(rig.bootstrap, f"{rig.prefix}raw", PARTITIONS))
     pairs = rig.load.stream.take(500)
-    asyncio.run(topics.produce(rig.kafka.bootstrap, f"{rig.prefix}raw", pairs))
+    asyncio.run(topics.produce(rig.bootstrap, f"{rig.prefix}raw", pairs))
     _must_stop(rig, "recreated")
 
 
@@ -134,7 +134,7 @@ def cut(rig: Rig) -> None:
     rig.rest(3)  # records that are never read
     held = rig.read("raw")
     group = f"{rig.prefix}headrace"
-    stood = asyncio.run(topics.committed(rig.kafka.bootstrap, group, f"{rig.prefix}raw", PARTITIONS))
+    stood = asyncio.run(topics.committed(rig.bootstrap, group, f"{rig.prefix}raw", PARTITIONS))
     ends = {p: stood[p] + 100 for p in range(PARTITIONS)}
     asyncio.run(_delete_records(rig, ends))
     rig.held = held
@@ -157,7 +157,7 @@ def offsets(rig: Rig) -> None:
     asyncio.run(_commit(rig, dict.fromkeys(range(PARTITIONS), 0)))
     _start_all(rig)
     _stop_all(rig)
-    asyncio.run(_commit(rig, asyncio.run(topics.end_offsets(rig.kafka.bootstrap, f"{rig.prefix}raw", PARTITIONS))))
+    asyncio.run(_commit(rig, asyncio.run(topics.end_offsets(rig.bootstrap, f"{rig.prefix}raw", PARTITIONS))))
     _start_all(rig)
     _stop_all(rig)
     asyncio.run(_delete_group(rig))
@@ -165,7 +165,7 @@ def offsets(rig: Rig) -> None:
 
 
 async def _delete_topic(rig: Rig, name: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=rig.kafka.bootstrap)
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
     await admin.start()
     try:
         await admin.delete_topics([rig.prefix + name])
@@ -177,7 +177,7 @@ async def _delete_topic(rig: Rig, name: str) -> None:
 
 
 async def _delete_records(rig: Rig, before: dict[int, int]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=rig.kafka.bootstrap)
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
     await admin.start()
     try:
         wanted = {
@@ -190,7 +190,7 @@ async def _delete_records(rig: Rig, before: dict[int, int]) -> None:
 
 async def _delete_group(rig: Rig) -> None:
     group = f"{rig.prefix}headrace"
-    admin = AIOKafkaAdminClient(bootstrap_servers=rig.kafka.bootstrap)
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
     await admin.start()
     try:
         node = await admin.find_coordinator(group)
@@ -208,7 +208,7 @@ async def _delete_group(rig: Rig) -> None:
 
 async def _commit(rig: Rig, offsets: dict[int, int]) -> None:
     consumer = aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=rig.kafka.bootstrap, group_id=f"{rig.prefix}headrace", enable_auto_commit=False
+        bootstrap_servers=rig.bootstrap, group_id=f"{rig.prefix}headrace", enable_auto_commit=False
     )
     await consumer.start()
     try:
