@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from zoneinfo import ZoneInfo
 
 import aiokafka
 import msgspec
@@ -23,7 +24,7 @@ from app.delivery.probe import probe
 from app.delivery.stage import Batch
 from app.delivery.state import View
 from app.kafka import client_kwargs
-from app.llm.budget import LATE_MS, Account, Request, Terms, free_in_ms, grant, settle, terms_of, turn
+from app.llm.budget import LATE_MS, Account, Request, Terms, day_of, free_in_ms, grant, settle, terms_of, turn
 from app.llm.purse import Purse
 from app.settings import Settings
 from models.events import Bad
@@ -88,7 +89,10 @@ class Budget:
         self.settings = settings
         self.terms = terms_of(settings)
         self.grants, self.dead_topic = settings.topic("budget-grants"), settings.topic("dead-letter")
+        self._zone, self._period_s = ZoneInfo(settings.budget.timezone), settings.budget.period_s
         self._next_ms: dict[Lane, int] = {}
+        self._shown: dict[str, tuple[int, str]] = {}
+        """Partition and day of the accounts that the metrics show. A task's account of tomorrow may be another worker's."""
 
     def decide(self, batch: Batch) -> None:
         """Changes the accounts as the requests come; answers those that ask for a lease."""
@@ -111,19 +115,39 @@ class Budget:
             else:
                 batch.out.send(self.grants, key, _json(answer(request, account, terms, now_ms)))
             if terms is not None:
-                self._show(request.account, account, terms)
+                self._alert(request.account, account, terms)
+                self._show(request, account, terms, batch.partition, now_ms)
         for key, account in accounts.items():
             batch.out.put(ACCOUNTS, key, account)
 
-    def _show(self, name: str, account: Account, terms: Terms) -> None:
+    def _today(self, now_ms: int) -> str:
+        return day_of(now_ms / 1000, self._zone, self._period_s)
+
+    def _show(self, request: Request, account: Account, terms: Terms, partition: int, now_ms: int) -> None:
+        name = request.account
         if terms.minute_s:
-            provider, _, kind = name.removeprefix("@").rpartition("/")
-            metrics.MINUTE_SHARE.labels(provider, kind).set(account.spent / terms.limit)
+            metrics.MINUTE_SHARE.labels(*_minute_labels(name)).set(account.spent / terms.limit)
+        elif request.day < self._today(now_ms):
+            return  # a late settlement
+        else:
+            gauge = metrics.BUDGET_USD
+            gauge.labels(name, "limit").set(terms.limit)
+            gauge.labels(name, "settled").set(account.settled)
+            gauge.labels(name, "leased").set(account.leased)
+        self._shown[name] = (partition, request.day)
+
+    def _hide(self, name: str) -> None:
+        """Another worker shows the account from now on, or its day is over: sums over workers would count it twice."""
+        del self._shown[name]
+        if name.startswith("@"):
+            metrics.MINUTE_SHARE.remove(*_minute_labels(name))
             return
-        gauge = metrics.BUDGET_USD
-        gauge.labels(name, "limit").set(terms.limit)
-        gauge.labels(name, "settled").set(account.settled)
-        gauge.labels(name, "leased").set(account.leased)
+        for kind in ("limit", "settled", "leased"):
+            metrics.BUDGET_USD.remove(name, kind)
+
+    def _alert(self, name: str, account: Account, terms: Terms) -> None:
+        if terms.minute_s:
+            return
         if account.spent >= self.settings.budget.alert_share * terms.limit and not account.alerted:
             account.alerted = True
             metrics.BUDGET_ALERTS.labels(name).inc()
@@ -140,6 +164,9 @@ class Budget:
         bury(batch.out, self.dead_topic, record, failed(error, "budget"), "budget")
 
     def tick(self, lane: Lane, now_ms: int) -> None:
+        today = self._today(now_ms)
+        for name in [name for name, (_, day) in self._shown.items() if day and day < today]:
+            self._hide(name)
         if now_ms >= self._next_ms.get(lane, 0):
             self._next_ms = {k: v for k, v in self._next_ms.items() if k.ready}
             self._next_ms[lane] = now_ms + EXPIRE_EVERY_MS
@@ -160,13 +187,19 @@ class Budget:
         """Nothing to take up: accounts are read when they are asked for."""
 
     def closed(self, lane: Lane) -> None:
-        """Nothing runs beside the lane."""
+        for name in [name for name, (partition, _) in self._shown.items() if partition == lane.tp.partition]:
+            self._hide(name)
 
     def committed(self, lane: Lane) -> None:
         """Nothing waits for a commit."""
 
     def room(self, lane: Lane) -> bool:
         return True
+
+
+def _minute_labels(account: str) -> tuple[str, str]:
+    provider, _, kind = account.removeprefix("@").rpartition("/")
+    return provider, kind
 
 
 class KafkaBank:

@@ -142,6 +142,8 @@ class Pages:
     def __init__(self, app: App) -> None:
         self.app = app
         self._metrics_at = 0.0
+        self._lags: set[tuple[str, str]] = set()
+        """Stage and partition of the lags that are shown."""
 
     @property
     def lanes(self) -> list[Lane]:
@@ -187,12 +189,16 @@ class Pages:
         for stage in self.app.delivery.stages.values():
             size = sum(stage.state.database(p).size_bytes() for p in stage.state.store.partitions)
             metrics.STATE_BYTES.labels(stage.state.name).set(size)
+        shown: set[tuple[str, str]] = set()
         for lane in self.lanes:
             end = self.app.delivery.log_end(lane.tp)
             if end is not None:
-                metrics.LAG_RECORDS.labels(lane.stage.name, str(lane.tp.partition)).set(
-                    max(0, end - lane.expected + lane.inbox_records)
-                )
+                labels = (lane.stage.name, str(lane.tp.partition))
+                metrics.LAG_RECORDS.labels(*labels).set(max(0, end - lane.expected + lane.inbox_records))
+                shown.add(labels)
+        for labels in self._lags - shown:  # another worker has it now and shows it: it would be counted twice
+            metrics.LAG_RECORDS.remove(*labels)
+        self._lags = shown
 
     async def tables(self, request: web.Request) -> web.Response:
         found = []

@@ -1,5 +1,6 @@
 """State as a dictionary: applies outboxes, and is read as a View is."""
 
+from itertools import islice
 from typing import Any
 
 from app.delivery.maps import Map
@@ -31,6 +32,10 @@ class Held:
 
     def scan_rows(self, prefix: bytes, start: bytes) -> Any:
         return iter(sorted((k, v) for k, v in self.rows.items() if k.startswith(prefix) and k >= start))
+
+    def scan(self, of: Map[Any], start: bytes = b"", limit: int | None = None) -> Any:
+        rows = self.scan_rows(of.prefix, of.prefix + start)
+        return ((key[len(of.prefix) :], of.decode(raw)) for key, raw in islice(rows, limit))
 
     def keys_of(self, of: Map[Any]) -> list[bytes]:
         """The keys of a map, in order."""
