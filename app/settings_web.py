@@ -114,7 +114,7 @@ class ConsoleSettings(Section):
         43_200.0, ge=60, le=7 * 86_400, description="A login ends after this time, whatever is done: a working day."
     )
     secure_cookies: Literal["auto", "on", "off"] = Field(
-        "auto", description="Cookies only over HTTPS. auto: unless gateway.host is loopback."
+        "auto", description="Cookies only over HTTPS. auto: where HTTPS is seen, and unless gateway.host is loopback."
     )
     origins: list[str] = Field(
         default_factory=list,
@@ -122,10 +122,13 @@ class ConsoleSettings(Section):
         "Host; empty: the host that was asked for.",
     )
     login_failures: int = Field(
-        5, ge=1, le=100, description="Failed logins of a user or from an address, after which it has to wait."
+        5, ge=1, le=100, description="Failed logins from an address, or of a user, after which it has to wait."
     )
     login_wait_s: float = Field(
-        30.0, ge=1, description="The first such wait; each further failure doubles it, up to a quarter of an hour."
+        30.0,
+        ge=1,
+        description="The first such wait; each further failure doubles it, up to a quarter of an hour; half a minute for a "
+        "user's failures from several addresses.",
     )
 
     @field_validator("secret")

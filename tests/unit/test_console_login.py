@@ -1,5 +1,6 @@
 """Logins, sessions and their end, and who has to wait."""
 
+import json
 import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -15,7 +16,7 @@ from app.web.console.attempts import MOST, Attempts
 from app.web.console.login import safe_next
 from app.web.console.sessions import Sessions
 from app.web.users import ROLES, UserBook, hash_password, may, verify_password
-from tests.helpers.console import add_user, browser, console_app, settings_with
+from tests.helpers.console import AuditWriter, add_user, browser, console_app, settings_with
 
 PASSWORD = "a long enough password"
 
@@ -92,6 +93,7 @@ async def test_the_link_works_once_on_loopback_and_without_users() -> None:
         assert (await http.get("/?token=x")).status_code == 401
         reply = await http.get(link)
         assert (reply.status_code, reply.headers["location"]) == (303, "/")
+    async with browser(app, console) as http:
         assert (await http.get(link)).status_code == 401
     session = console.sessions.of(reply.headers["set-cookie"].split(";")[0].partition("=")[2])
     assert session is not None
@@ -108,7 +110,7 @@ def test_others_reach_it_only_with_a_secret() -> None:
 
 def test_a_session_ends_with_its_time_its_logout_and_every_change_of_its_user() -> None:
     book = UserBook()
-    sessions = Sessions(settings_with(session_s=3600.0).console, book)
+    sessions = Sessions(settings_with(session_s=3600.0).console, book, lambda: True)
     book.apply(record(b"ada", b'{"name":"ada","role":"viewer","password":"x","created_ms":1,"changed_ms":1}'))
     ada = book.entries["ada"]
     session, cookie = sessions.begin(ada)
@@ -121,7 +123,7 @@ def test_a_session_ends_with_its_time_its_logout_and_every_change_of_its_user() 
     again = UserBook()
     again.entries["ada"] = ada
     again.apply(record(key.encode(), value, timestamp=int(time.time() * 1000)))
-    assert Sessions(settings_with().console, again).role(session) is None
+    assert Sessions(settings_with().console, again, lambda: True).role(session) is None
     old = type(session)(id="b", user="ada", begun_ms=int(time.time() * 1000) - 3_601_000, changed_ms=1)
     assert sessions.role(old) is None
     book.apply(record(b"ada", None))
@@ -142,7 +144,7 @@ def test_while_users_may_have_changed_unseen_nobody_may_do_more_than_look() -> N
     _, console = console_app()
     session, _ = console.sessions.begin(console.book.entries["admin"])
     assert console.sessions.may(session, "operator")
-    console.sessions.current = False
+    console.users.current_at = float("-inf")
     assert console.sessions.may(session, "viewer")
     assert not console.sessions.may(session, "operator")
 
@@ -163,7 +165,7 @@ def test_waits_double_up_to_a_quarter_of_an_hour_and_end() -> None:
     waits = []
     for _ in range(12):
         attempts.failed("ada", "1.1.1.1")
-        waits.append(attempts.wait_s("ada", "2.2.2.2"))
+        waits.append(attempts.wait_s("ada", "1.1.1.1"))
     assert waits[:6] == [0, 0, 10, 20, 40, 80]
     assert max(waits) == 900
     assert attempts.wait_s("bob", "1.1.1.1") == 900  # the address has to wait for other names as well
@@ -175,8 +177,87 @@ def test_waits_double_up_to_a_quarter_of_an_hour_and_end() -> None:
     assert attempts.wait_s("ada", "3.3.3.3") == 0
 
 
-def test_names_and_addresses_without_number_stay_bounded() -> None:
-    attempts = Attempts(free=1, wait_s=10)
+def test_guesses_from_elsewhere_make_a_name_wait_shortly_and_not_where_it_has_logged_in() -> None:
+    now = 0.0
+    attempts = Attempts(free=1, wait_s=10, clock=lambda: now)
+    attempts.failed("ada", "home")
+    attempts.succeeded("ada", "home")
+    for n in range(20):
+        attempts.failed("ada", f"10.0.0.{n}")
+    assert attempts.wait_s("ada", "a new place") == 30
+    assert attempts.wait_s("ada", "home") == 0
+    for _ in range(20):
+        attempts.failed("ada", "10.0.0.1")
+    assert attempts.wait_s("ada", "10.0.0.1") == 900
+    now = 31.0
+    assert attempts.wait_s("ada", "a new place") == 0
+    assert attempts.wait_s("ada", "10.0.0.1") > 800
+
+
+def test_ipv6_addresses_of_one_network_count_together() -> None:
+    attempts = Attempts(free=2, wait_s=10)
+    attempts.failed("ada", "2001:db8:0:1::1")
+    attempts.failed("bob", "2001:db8:0:1:ffff::2")
+    assert attempts.wait_s("eve", "2001:db8:0:1:abcd::3") > 0
+    assert attempts.wait_s("eve", "2001:db8:0:2::1") == 0
+    attempts.failed("ada", "::ffff:10.0.0.1")
+    attempts.failed("bob", "10.0.0.1")
+    assert attempts.wait_s("eve", "10.0.0.1") > 0
+
+
+def test_names_and_addresses_without_number_stay_bounded_and_end_no_wait() -> None:
+    attempts = Attempts(free=2, wait_s=900)
+    for _ in range(2):
+        attempts.failed("ada", "1.1.1.1")
     for n in range(MOST):
         attempts.failed(f"user{n}" * 100, f"address{n}")
-    assert len(attempts._kept) == MOST
+    assert len(attempts._kept) <= MOST
+    assert attempts.wait_s("bob", "1.1.1.1") > 800
+    everyone_waits = Attempts(free=1, wait_s=900)
+    for n in range(MOST):
+        everyone_waits.failed(f"user{n}", f"address{n}")
+        everyone_waits.succeeded(f"other{n}", f"elsewhere{n}")
+    assert len(everyone_waits._kept) <= MOST
+    assert len(everyone_waits._known) <= MOST
+
+
+async def test_what_other_pages_make_a_browser_ask_for_neither_guesses_nor_locks() -> None:
+    app, console = console_app(settings_with(login_failures=2))
+    console.book.entries.clear()
+    link = f"/?token={console.link_token}"
+    async with browser(app, console) as http:
+        for site in ("cross-site", "same-site"):
+            reply = await http.get(link, headers={"sec-fetch-site": site})
+            assert (reply.status_code, "set-cookie" in reply.headers) == (403, False)
+        for _ in range(5):
+            assert (await http.get("/?token=x", headers={"sec-fetch-site": "cross-site"})).status_code == 403
+        assert (await http.head(link)).status_code == 401
+        for _ in range(2):
+            assert (await http.get("/?token=x")).status_code == 401
+        locked = await http.get(link, headers={"sec-fetch-site": "none"})
+        assert (locked.status_code, "retry-after" in locked.headers) == (429, True)
+    assert console.attempts.wait_s("", "127.0.0.1") == 0  # who guesses links keeps nobody from a password
+    add_user(console, "ada", "admin")
+    async with browser(app, console) as http:
+        for _ in range(20):
+            assert (await http.get("/?token=x")).status_code == 401
+    assert not console.attempts._kept
+
+
+async def test_who_is_logged_in_already_goes_on_without_the_token() -> None:
+    app, console = console_app()
+    async with browser(app, console, "viewer") as http:
+        reply = await http.get("/?token=x")
+    assert (reply.status_code, reply.headers["location"], "set-cookie" in reply.headers) == (303, "/", False)
+
+
+async def test_a_wait_is_audited() -> None:
+    app, console = console_app(settings_with(login_failures=2))
+    console.writer = writer = AuditWriter(console.settings)
+    async with browser(app, console) as http:
+        for _ in range(3):
+            await http.post("/login", data={"user": "ada", "password": "wrong"})
+    ((_, key, value),) = writer.aside
+    record = json.loads(value or b"")
+    assert (key, record["action"], record["target"]) == (b"(nobody)", "login-locked", "ada")
+    assert record["address"] == "127.0.0.1"

@@ -3,31 +3,17 @@
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
-from aiokafka.errors import KafkaConnectionError
-from nicegui import Client
+from nicegui import Client, core
 
-from app.web.console.app import _on_event, shell
+from app.web.console.app import shell
 from app.web.console.audit import audit
 from app.web.console.context import Console, Visit, visit_of
 from app.web.console.guard import Guard
 from app.web.console.roles import allowed
-from tests.helpers.asgi import ListWriter
-from tests.helpers.console import add_user, browser, console_app
-
-
-class AuditWriter(ListWriter):
-    """Keeps what is written beside events; `down`: Kafka is away."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.aside: list[tuple[str, bytes, bytes | None]] = []
-
-    async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
-        if self.down:
-            raise KafkaConnectionError("away")
-        self.aside.append((topic, key, value))
+from tests.helpers.console import AuditWriter, add_user, browser, console_app
 
 
 @pytest.fixture
@@ -96,17 +82,44 @@ async def test_a_page_of_a_session_that_ended_hears_nothing_more(
     client, visit = await page_of(app, console, "admin")
     heard: list[Any] = []
     monkeypatch.setattr(client, "handle_event", heard.append)
+    monkeypatch.setattr(core.sio, "rooms", lambda sid: [sid, client.id] if sid == "own" else [sid])
     client.tab_id = "connected"
     message = {"client_id": client.id, "id": 1}
-    _on_event("sid", message)
+    hear = core.sio.handlers["/"]["event"]
+    hear("of another page", message)
+    assert heard == []
+    hear("own", message)
     assert heard == [message]
     await console.end_session(visit.session)
     assert writer.aside[-1][1].decode() == f"session:{visit.session.id}"
-    _on_event("sid", message)
-    _on_event("sid", {"client_id": "unknown"})
-    _on_event("sid", {})
+    hear("own", message)
+    hear("own", {"client_id": "unknown"})
+    hear("own", {})
     assert heard == [message]
     assert client.storage["closing"] is True
+
+
+async def test_a_socket_shakes_hands_for_pages_of_its_own_session_alone(
+    served: tuple[Guard, Console, AuditWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, console, _ = served
+    client, visit = await page_of(app, console, "admin")
+    _, other = await page_of(app, console, "viewer")
+    session = other.session.id
+    monkeypatch.setattr(
+        core.sio, "get_environ", lambda sid: {"asgi.scope": {"headrace_session": session}, "QUERY_STRING": ""}
+    )
+    monkeypatch.setattr(core.sio, "enter_room", entered := AsyncMock())
+    hands = {"client_id": client.id, "tab_id": "t", "document_id": "d", "next_message_id": 0}
+    shake = core.sio.handlers["/"]["handshake"]
+    assert await shake("sid", hands) is False
+    assert not client.has_socket_connection
+    assert await shake("sid", hands | {"client_id": "unknown"}) is False
+    session = visit.session.id
+    assert await shake("sid", hands) is True
+    assert client.has_socket_connection
+    entered.assert_awaited_once()
+    client.handle_disconnect("sid")
 
 
 async def test_a_removed_user_s_pages_are_closed(served: tuple[Guard, Console, AuditWriter]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -121,7 +121,7 @@ def shell() -> FastAPI:
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     for page in PAGES:
         _route(page)
-    core.sio.on("event", _on_event)
+    _bind_sockets()
     ui.run_with(
         outer, title="headrace", binding_refresh_interval=None, reconnect_timeout=RECONNECT_S, show_welcome_message=False,
         dark=None, favicon="🏁",
@@ -140,16 +140,34 @@ def _route(page: Page) -> None:
     ConsolePage(page.path)(show)
 
 
-def _on_event(sid: str, message: dict[str, Any]) -> None:
+def _bind_sockets() -> None:
+    """Lets a socket speak for the one page that it shook hands for, and that be a page of its own session.
+
+    NiceGUI (3.18) takes the id of the page in each message for it, whichever socket the message comes from.
+    """
+    handlers = core.sio.handlers["/"]
+    core.sio.on("handshake", functools.partial(_shake_hands, handlers["handshake"]))
+    for name in ("event", "javascript_response", "ack", "log"):
+        core.sio.on(name, functools.partial(_from_page, handlers[name]))
+
+
+async def _shake_hands(handle: Callable[[str, Any], Awaitable[bool]], sid: str, message: dict[str, Any]) -> bool:
+    client = Client.instances.get(str(message.get("client_id")))
+    visit = visit_of(client) if client else None
+    own = core.sio.get_environ(sid)["asgi.scope"].get("headrace_session")  # the guard knows it by the cookie
+    return visit is not None and visit.session.id == own and await handle(sid, message)
+
+
+def _from_page(handle: Callable[[str, Any], None], sid: str, message: dict[str, Any]) -> None:
     """What a page's browser sends, for pages whose session still holds; roles are checked by each handler."""
     client = Client.instances.get(str(message.get("client_id")))
     visit = visit_of(client) if client else None
-    if client is None or visit is None or not client.has_socket_connection:
+    if client is None or visit is None or client.id not in core.sio.rooms(sid):
         return
-    if visit.console.sessions.role(visit.session) is None:
+    if visit.console.sessions.role(visit.session) is not None:
+        handle(sid, message)
+    elif visit.console.sessions.over(visit.session):
         close_page(client)
-        return
-    client.handle_event(message)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from app.errors import HeadraceError
 from app.web.console.context import Console, Visit
 
-__all__ = ["NotAudited", "audit", "note"]
+__all__ = ["NotAudited", "audit", "note", "note_anyway"]
 
 log = logging.getLogger("headrace.web")
 
@@ -56,3 +56,13 @@ async def note(
     }  # fmt: skip
     value = json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace")
     await console.writer.send_aside(console.settings.topic("console-audit"), user.encode(), value)
+
+
+async def note_anyway(
+    console: Console, user: str, address: str, action: str, target: str = "", detail: Mapping[str, object] | None = None
+) -> None:
+    """Writes one record of what happens whether it can be written or not: logins, their refusal, logouts."""
+    try:
+        await note(console, user, address, action, target, detail)
+    except (KafkaError, TimeoutError) as error:  # looking at what is wrong must be possible then
+        log.warning("console: %s of %r isn't in the audit topic (%s)", action, target or user, type(error).__name__)

@@ -1,7 +1,6 @@
 """The parts of the console that its pages share, and the one who looks at a page."""
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import logging
@@ -41,6 +40,8 @@ log = logging.getLogger("headrace.web")
 STALE_S = 30.0
 """Users that couldn't be read for so long: nobody new gets in, and nobody may do more than look."""
 SWEEP_S = 1.0
+TIDY_S = 5.0
+"""Ends of sessions that couldn't be written are tried again this often."""
 
 
 class Console:
@@ -57,8 +58,12 @@ class Console:
         self.in_force = in_force(settings)
         self.book = UserBook()
         self.users = Follower(settings, settings.topic("console-users"), self.book)
-        self.sessions = Sessions(settings.console, self.book)
+        self.sessions = Sessions(settings.console, self.book, lambda: self.users_known)
+        self._unsaved: dict[str, bytes] = {}
+        """Ends of sessions that Kafka hasn't acked yet: key and value of their records."""
         self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
+        self.link_attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
+        """Apart from logins: whoever guesses links must not keep users from their passwords."""
         self.writer = gateway.writer if gateway else Writer(settings)
         self.workers = gateway.workers if gateway else Workers(settings)
         self.letters = Letters(settings)
@@ -74,10 +79,10 @@ class Console:
     def loopback(self) -> bool:
         return self.settings.gateway.host in LOOPBACK
 
-    @property
-    def secure_cookies(self) -> bool:
+    def secure_cookies(self, https: bool) -> bool:
+        """Whether browsers may send cookies over HTTPS alone; `https`: this one came so."""
         wanted = self.settings.console.secure_cookies
-        return wanted == "on" or (wanted == "auto" and not self.loopback)
+        return wanted == "on" or (wanted == "auto" and (https or not self.loopback))
 
     @property
     def not_ready(self) -> str:
@@ -101,34 +106,45 @@ class Console:
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the pages."""
         own = [] if self._shared else [self.writer.run(), self._announced.run()]
-        return [self.users.run(), self._sweep(), self.snapshots.run(), *own]
+        return [self.users.run(), self._sweep(), self._keep_ends(), self.snapshots.run(), *own]
 
     async def _sweep(self) -> None:
-        """Closes the pages of sessions that don't hold any more, and lets records of old sessions go."""
+        """Closes the pages of sessions that don't hold any more. Waits for nothing: that would keep them open."""
         while True:
-            self.sessions.current = self.users_known
             for client in list(Client.instances.values()):
                 visit = visit_of(client)
-                if visit is not None and visit.console is self and self.sessions.role(visit.session) is None:
+                if visit is not None and visit.console is self and self.sessions.over(visit.session):
                     close_page(client)
-            for key in self.sessions.forgotten() if self.writer.reachable else ():
-                with contextlib.suppress(KafkaError, TimeoutError):
-                    await self.writer.send_aside(self.settings.topic("console-users"), key.encode(), None)
             await asyncio.sleep(SWEEP_S)
 
-    async def end_session(self, session: Session) -> None:
-        """Logs out: also after a restart, and in all its pages.
+    async def _keep_ends(self) -> None:
+        """Writes ends of sessions until Kafka has them, and lets those of old sessions go."""
+        while True:
+            await self.save_ends()
+            await asyncio.sleep(TIDY_S)
 
-        Raises:
-            KafkaError: it ends here alone, and would hold again after a restart.
-            TimeoutError: likewise.
-        """
+    async def save_ends(self) -> bool:
+        """Tries once, up to the first that fails; False: some aren't written yet."""
+        try:
+            for key, value in [*self._unsaved.items(), *((key, None) for key in self.sessions.forgotten())]:
+                await self.writer.send_aside(self.settings.topic("console-users"), key.encode(), value)
+                self._unsaved.pop(key, None)
+        except (KafkaError, TimeoutError) as error:
+            log.debug("console: ends of sessions can't be written (%s)", type(error).__name__)
+        return not self._unsaved
+
+    async def end_session(self, session: Session) -> None:
+        """Logs out, in all its pages. Its record is written until Kafka has it: else it would hold after a restart."""
         key, value = self.sessions.end(session)
+        self._unsaved[key] = value
         for client in list(Client.instances.values()):
             visit = visit_of(client)
             if visit is not None and visit.session.id == session.id:
                 close_page(client)
-        await self.writer.send_aside(self.settings.topic("console-users"), key.encode(), value)
+        if not await self.save_ends():
+            log.warning(
+                "console: the logout of %s isn't in Kafka yet: it would not outlast a restart now", session.user
+            )
 
 
 def close_page(client: Client) -> None:

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.web.console.context import Console, Visit, visit_of, visiting, zone_of
-from app.web.console.login import LOGIN, Login, language_of, plain_page
+from app.web.console.login import LOGIN, Login, cookie_name, language_of, plain_page
 from app.web.console.pagelist import page_at
-from app.web.console.sessions import COOKIE, Session
+from app.web.console.sessions import Session
 from app.web.console.texts import text
 
 __all__ = ["Guard"]
@@ -54,7 +54,10 @@ class Guard:
         connection = HTTPConnection(scope)
         prefix = connection.headers.get("x-forwarded-prefix", "").rstrip("/")
         scope["headrace_prefix"] = prefix if _PREFIX.fullmatch(prefix) else ""
-        session = self._console.sessions.of(connection.cookies.get(COOKIE))
+        sessions = self._console.sessions
+        signed = sessions.signed(connection.cookies.get(cookie_name(connection)))
+        session = signed if signed is not None and sessions.role(signed) else None
+        scope["headrace_session"] = session.id if session else ""
         if scope["type"] == "websocket":
             if session is None or not self._same_origin(connection) or not self._own_client(connection, session):
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION})
@@ -62,7 +65,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        reply = await self._refusal(request, session)
+        unknown = session is None and signed is not None and not sessions.over(signed)
+        reply = self._not_known_yet(request) if unknown else await self._refusal(request, session)
         if reply is None:
             assert session is not None
             visit = self._visit(request, session)
@@ -79,11 +83,14 @@ class Guard:
             if request.method == "POST":
                 return await self._login.submit(request, address)
             return self._login.show(request) if request.method in SAFE_METHODS else _not_allowed()
-        if path == "/" and "token" in request.query_params:
-            return await self._login.by_link(request, address)
+        if path == "/" and request.method == "GET" and "token" in request.query_params:
+            return await self._login.by_link(request, session, address)
         if session is None:
-            page = request.method == "GET" and not path.startswith((SOCKET, FILES))
-            return self._login.to_login(request) if page else PlainTextResponse("log in first", HTTPStatus.UNAUTHORIZED)
+            return (
+                self._login.to_login(request)
+                if _is_page(request)
+                else PlainTextResponse("log in first", HTTPStatus.UNAUTHORIZED)
+            )
         if path.startswith(SOCKET) and not self._same_origin(request):
             return PlainTextResponse(text("en", "foreign"), HTTPStatus.FORBIDDEN)
         if not self._own_client(request, session):
@@ -96,6 +103,12 @@ class Guard:
             said = text(language, "not_allowed", role=text(language, f"role_{page_there.role}"))
             return plain_page(request, HTTPStatus.FORBIDDEN, f"<p>{said}</p>")
         return None
+
+    def _not_known_yet(self, request: Request) -> Response:
+        """The reply to who has a cookie of ours, as long as it can't be known whether it holds: it must not go for that."""
+        if _is_page(request):
+            return self._login.not_known_yet(request)
+        return PlainTextResponse("users aren't read yet", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"})
 
     def _same_origin(self, connection: HTTPConnection) -> bool:
         """Whether a page of this console sent it, by what browsers say and scripts can't forge.
@@ -143,6 +156,10 @@ class Guard:
 
 def _address(connection: HTTPConnection) -> str:
     return connection.client.host if connection.client else ""
+
+
+def _is_page(request: Request) -> bool:
+    return request.method == "GET" and not request.url.path.startswith((SOCKET, FILES))
 
 
 def _not_allowed() -> Response:

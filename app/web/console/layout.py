@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import logging
 from collections.abc import Iterator
 
-from aiokafka.errors import KafkaError
 from nicegui import ui
 from nicegui.page import page as nicegui_page
 
-from app.web.console.audit import note
+from app.web.console.audit import note_anyway
 from app.web.console.context import Visit, visiting
 from app.web.console.pagelist import PAGES, Page
 from app.web.console.roles import allowed
@@ -17,8 +15,6 @@ from app.web.console.sessions import LOCAL_USER
 from app.web.console.texts import LANGUAGES
 
 __all__ = ["ConsolePage", "frame"]
-
-log = logging.getLogger("headrace.web")
 
 YEAR_S = 365 * 86_400
 
@@ -147,11 +143,8 @@ def _user(visit: Visit) -> None:
 
     @allowed("viewer")
     async def log_out() -> None:
-        try:
-            await visit.console.end_session(visit.session)
-            await note(visit.console, visit.session.user, visit.address, "logout")
-        except (KafkaError, TimeoutError) as error:  # it has ended all the same, in this process
-            log.warning("console: the logout of %s isn't stored (%s)", visit.session.user, type(error).__name__)
+        await visit.console.end_session(visit.session)
+        await note_anyway(visit.console, visit.session.user, visit.address, "logout")
 
     name = "local" if visit.session.user == LOCAL_USER else visit.session.user
     with ui.button(icon="account_circle").props("flat dense no-caps color=white").props("data-mark=user"), ui.menu():

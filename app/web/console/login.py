@@ -3,27 +3,30 @@
 import asyncio
 import html
 import logging
+import math
 import secrets
 from collections.abc import Mapping
-from urllib.parse import parse_qs, quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
-from aiokafka.errors import KafkaError
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from app.web.console.audit import note
+from app.web.console.audit import note_anyway
 from app.web.console.context import Console
-from app.web.console.sessions import COOKIE
+from app.web.console.sessions import COOKIE, Session
 from app.web.console.texts import Language, chosen, text
 from app.web.users import User, verify_password
 
-__all__ = ["LOGIN", "Login", "language_of", "plain_page", "safe_next"]
+__all__ = ["LOGIN", "Login", "cookie_name", "language_of", "plain_page", "safe_next"]
 
 log = logging.getLogger("headrace.web")
 
 LOGIN = "/login"
+NOBODY = "(nobody)"
+"""Whose audit records are of who isn't logged in. No user can be called so."""
 MAX_FORM_BYTES = 8 << 10
 FORM_TIMEOUT_S = 10.0
+KAFKA_RETRY_S = 2
 HASHES_AT_ONCE, HASHES_WAITING = 2, 20
 """Each takes 64 MiB and a core for a fifth of a second."""
 
@@ -63,6 +66,19 @@ def safe_next(target: str) -> str:
     return target if plain and target.startswith("/") and not target.startswith(("//", LOGIN)) else "/"
 
 
+def cookie_name(connection: HTTPConnection) -> str:
+    """What the session's cookie is called here.
+
+    Browsers send a host's cookies to all its ports and paths: consoles of one host must not take each other's.
+    """
+    try:
+        port = urlsplit(f"//{connection.headers.get('host', '')}").port
+    except ValueError:
+        port = None
+    prefix: str = connection.scope.get("headrace_prefix", "")
+    return COOKIE + (f"_{port}" if port else "") + prefix.replace("/", "+")
+
+
 class Login:
     """Handles `/login`, and `/?token=`."""
 
@@ -73,9 +89,7 @@ class Login:
 
     def show(self, request: Request) -> Response:
         """The form; what was asked for before is gone to after it."""
-        if not self._console.users_known:
-            return self._form(request, 503, "users_unknown", headers={"Retry-After": "2"})
-        return self._form(request, 200)
+        return self._form(request, 200) if self._console.users_known else self._users_unknown(request)
 
     async def submit(self, request: Request, address: str) -> Response:
         """Checks user and password. Failures are counted before the password is looked at."""
@@ -85,16 +99,17 @@ class Login:
             return self._form(request, 400, "wrong")
         console, name = self._console, given.get("user", "")
         if not console.users_known:
-            return self._form(request, 503, "users_unknown", headers={"Retry-After": "2"})
+            return self._users_unknown(request)
         wait_s = console.attempts.wait_s(name, address)
         if wait_s or self._waiting >= HASHES_WAITING:
-            seconds = max(1, int(wait_s + 0.999))
-            why = "wait" if wait_s else "busy"
-            return self._form(request, 429, why, headers={"Retry-After": str(seconds)}, seconds=seconds)
+            return self._later(request, wait_s)
         console.attempts.failed(name, address)
         user = console.book.entries.get(name)
         if not await self._verified(user, given.get("password", "")):
             log.warning("console: a login as %r from %s failed", name[:64], address)
+            if wait_s := console.attempts.wait_s(name, address):
+                detail = {"wait_s": round(wait_s)}
+                await note_anyway(console, NOBODY, address, "login-locked", name[:64], detail)
             return self._form(request, 401, "wrong")
         console.attempts.succeeded(name, address)
         return await self.enter(request, user, address, safe_next(given.get("next", "/")))
@@ -107,47 +122,72 @@ class Login:
         finally:
             self._waiting -= 1
 
-    async def by_link(self, request: Request, address: str) -> Response:
-        """The link of the terminal: on loopback, once, while there are no users."""
+    async def by_link(self, request: Request, session: Session | None, address: str) -> Response:
+        """The link of the terminal: on loopback, once, while there are no users.
+
+        The token is looked at only when it could let somebody in, and never for a page of another origin: any page can
+        make a browser ask for this address.
+        """
         console = self._console
+        if session is not None:
+            return RedirectResponse(_prefixed(request, "/"), 303)
+        if not console.users_known:
+            return self._users_unknown(request)
+        if not console.link_open:
+            return self._form(request, 401, "link_used" if console.link_used else "")
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return self._form(request, 403, "foreign")
+        if wait_s := console.link_attempts.wait_s("", address):
+            return self._later(request, wait_s)
         given = request.query_params.get("token", "")
-        right = secrets.compare_digest(given.encode(), console.link_token.encode())
-        if not right or not console.link_open or console.attempts.wait_s("", address):
-            if not right:
-                console.attempts.failed("", address)
-            used = right and console.link_used
-            return self._form(request, 401, "link_used" if used else "")
+        if not secrets.compare_digest(given.encode("utf-8", "replace"), console.link_token.encode()):
+            console.link_attempts.failed("", address)
+            return self._form(request, 401, "wrong_link")
         console.link_used = True
         return await self.enter(request, None, address, "/")
 
     async def enter(self, request: Request, user: User | None, address: str, target: str) -> Response:
         """A new session, whatever the browser had before."""
         session, cookie = self._console.sessions.begin(user)
-        try:
-            await note(self._console, session.user, address, "login")
-        except (KafkaError, TimeoutError) as error:  # looking at what is wrong must be possible then
-            log.warning("console: the login of %s isn't in the audit topic (%s)", session.user, type(error).__name__)
+        await note_anyway(self._console, session.user, address, "login")
         reply = RedirectResponse(_prefixed(request, target), 303)
-        reply.headers.append("Set-Cookie", self.cookie(cookie))
+        reply.headers.append("Set-Cookie", self.cookie(request, cookie))
         return reply
 
-    def cookie(self, value: str) -> str:
+    def cookie(self, request: Request, value: str) -> str:
         """The header that sets the session's cookie; empty: that takes it away."""
-        parts = [f"{COOKIE}={value}", "Path=/", "HttpOnly", "SameSite=Lax"]
-        if self._console.secure_cookies:
+        path = request.scope.get("headrace_prefix") or "/"
+        parts = [f"{cookie_name(request)}={value}", f"Path={path}", "HttpOnly", "SameSite=Lax"]
+        https = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+        if self._console.secure_cookies(https):
             parts.append("Secure")
         if not value:
             parts.append("Max-Age=0")
         return "; ".join(parts)
 
     def to_login(self, request: Request) -> Response:
-        """Leads there, and back afterwards."""
+        """Leads there, and back afterwards; takes a cookie away that doesn't hold."""
         asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         target = "" if asked == "/" else "?" + urlencode({"next": asked[:2000]})
         reply = RedirectResponse(_prefixed(request, LOGIN) + target, 303)
-        if COOKIE in request.cookies:
-            reply.headers.append("Set-Cookie", self.cookie(""))
+        if cookie_name(request) in request.cookies:
+            reply.headers.append("Set-Cookie", self.cookie(request, ""))
         return reply
+
+    def not_known_yet(self, request: Request) -> Response:
+        """To who may well be logged in, as long as the users aren't read: the page is loaded again by itself."""
+        said = text(language_of(request), "session_unknown")
+        headers = {"Retry-After": str(KAFKA_RETRY_S), "Refresh": str(KAFKA_RETRY_S)}
+        return plain_page(request, 503, f"<p>{said}</p>", headers)
+
+    def _users_unknown(self, request: Request) -> Response:
+        return self._form(request, 503, "users_unknown", headers={"Retry-After": str(KAFKA_RETRY_S)})
+
+    def _later(self, request: Request, wait_s: float) -> Response:
+        """To who has to wait; 0: for others."""
+        seconds = max(1, math.ceil(wait_s))
+        why = "wait" if wait_s else "busy"
+        return self._form(request, 429, why, headers={"Retry-After": str(seconds)}, seconds=seconds)
 
     def _form(
         self, request: Request, status: int, why: str = "", headers: Mapping[str, str] | None = None, **values: object

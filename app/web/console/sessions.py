@@ -6,6 +6,7 @@ until it is ended (a logout, kept in `console-users`), and until its user gets a
 
 import secrets
 import time
+from collections.abc import Callable
 
 import itsdangerous
 import msgspec
@@ -38,15 +39,14 @@ class Sessions:
     Args:
         settings: secret, and how long they last.
         book: the users.
+        known: tells whether the book is current. While it isn't, nobody may do more than look.
     """
 
-    def __init__(self, settings: ConsoleSettings, book: UserBook) -> None:
-        self._settings, self._book = settings, book
+    def __init__(self, settings: ConsoleSettings, book: UserBook, known: Callable[[], bool]) -> None:
+        self._settings, self._book, self._known = settings, book, known
         secret = settings.secret.get_secret_value() or secrets.token_hex(32)
         self._signer = itsdangerous.URLSafeSerializer(secret, salt="headrace console session")
         self.process = secrets.token_hex(16)
-        self.current = True
-        """False while it can't be known what changed of the users: then nobody may do more than look."""
 
     def begin(self, user: User | None) -> tuple[Session, str]:
         """A new session and its cookie; None: of whoever came in by the link."""
@@ -62,27 +62,41 @@ class Sessions:
 
     def of(self, cookie: str | None) -> Session | None:
         """The session of a cookie, if it holds."""
-        if not cookie:
-            return None
+        session = self.signed(cookie)
+        return session if session is not None and self.role(session) else None
+
+    def signed(self, cookie: str | None) -> Session | None:
+        """The session of a cookie of ours, whether it holds or not."""
         try:
-            session = msgspec.convert(self._signer.loads(cookie), Session)
-        except (itsdangerous.BadData, msgspec.ValidationError):
+            return msgspec.convert(self._signer.loads(cookie or ""), Session)
+        except (itsdangerous.BadData, msgspec.ValidationError, RecursionError):
             return None
-        return session if self.role(session) else None
 
     def role(self, session: Session) -> Role | None:
-        """What a session's user is now; None: it doesn't hold any more."""
-        if session.id in self._book.ended or time.time() * 1000 > session.begun_ms + self._settings.session_s * 1000:
+        """What a session's user is now; None: it doesn't hold any more, or that isn't known (`over` tells)."""
+        if self._ended(session):
             return None
         if session.process:
             return "admin" if session.process == self.process else None
         user = self._book.entries.get(session.user)
         return user.role if user is not None and user.changed_ms == session.changed_ms else None
 
+    def over(self, session: Session) -> bool:
+        """Whether a session is known not to hold any more. What the users tell isn't known before they are read."""
+        return self.role(session) is None and (bool(session.process) or self._ended(session) or self.current)
+
+    @property
+    def current(self) -> bool:
+        """False while it can't be known what changed of the users: then nobody may do more than look."""
+        return self._known()
+
     def may(self, session: Session, needed: Role) -> bool:
         """Whether a session may do what a role is needed for, at this moment."""
         role = self.role(session)
         return role is not None and may(role, needed) and (self.current or needed == "viewer")
+
+    def _ended(self, session: Session) -> bool:
+        return session.id in self._book.ended or time.time() * 1000 > session.begun_ms + self._settings.session_s * 1000
 
     def end(self, session: Session) -> tuple[str, bytes]:
         """Ends a session here; returns key and value of the record that makes it known after a restart."""

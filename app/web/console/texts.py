@@ -41,6 +41,8 @@ EN = {
     "busy": "Too many logins at once. Try again.",
     "users_unknown": "Kafka isn't reachable, so nobody can log in now.",
     "no_users": "There are no users yet. Make one in a terminal:",
+    "session_unknown": "Kafka isn't reachable yet, so it isn't known whether you are logged in. This page tries again by itself.",
+    "wrong_link": "This link isn't the one that the terminal shows.",
     "link_used": "This link was used already. Make a user, or start again for a new link.",
     "foreign": "This came from another page. Open the console and try again.",
     # -- pages
@@ -188,6 +190,8 @@ ZH = {
     "busy": "同时登录的人太多，请再试一次。",
     "users_unknown": "无法连接 Kafka，目前不能登录。",
     "no_users": "还没有用户。请在终端里创建：",
+    "session_unknown": "尚无法连接 Kafka，暂时无法确认登录状态。本页会自动重试。",
+    "wrong_link": "此链接与终端显示的链接不符。",
     "link_used": "此链接已被使用。请创建用户，或重新启动以获得新链接。",
     "foreign": "请求来自其他页面。请打开控制台后再试。",
     # -- pages
