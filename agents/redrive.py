@@ -21,7 +21,7 @@ from app import topics
 from app.delivery.outbox import Row, size_of
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
-from app.delivery.transaction import new_producer, send_rows
+from app.delivery.transaction import acknowledged, new_producer, send_rows
 from app.errors import BrokerError
 from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import Settings
@@ -286,7 +286,7 @@ async def _write(producer: aiokafka.AIOKafkaProducer, rows: dict[tuple[str, int]
         pending = [
             future for (topic, p), its in rows.items() for future in (await send_rows(producer, topic, p, its))[0]
         ]
-        await asyncio.gather(*pending)
+        await acknowledged(producer, pending)
         await producer.commit_transaction()
     except ProducerFenced:
         raise  # the other one has settled it

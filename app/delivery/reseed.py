@@ -1,6 +1,5 @@
 """Writes a changelog that was lost anew, from a local copy that matches the input."""
 
-import asyncio
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from app.delivery.kinds import KINDS
 from app.delivery.maps import PackedMap
 from app.delivery.probe import crc_of, probe, read_tail, record_at
 from app.delivery.state import APPLIED, StateRows
+from app.delivery.transaction import acknowledged
 
 if TYPE_CHECKING:
     from app.delivery.lane import Lane
@@ -77,7 +77,7 @@ async def write_rows(producer: Any, topic: str, partition: int, rows: Iterator[R
         if count:
             builder.close()
             sent.append(await producer.send_batch(builder, topic, partition=partition))
-        await asyncio.gather(*sent)
+        await acknowledged(producer, sent)
         await producer.commit_transaction()
         if sent:
             reached = int(sent[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker

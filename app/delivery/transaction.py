@@ -17,7 +17,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.delivery.stage import Stage
 
-__all__ = ["Transaction", "new_producer", "send_rows"]
+__all__ = ["Transaction", "acknowledged", "new_producer", "send_rows"]
 
 MAX_BATCH_BYTES = 1_000_000
 """Of one record batch: brokers refuse one above message.max.bytes (1,048,588 by default)."""
@@ -95,7 +95,7 @@ class Transaction:
         crash.at("sent")
         if offset is not None:
             await producer.send_offsets_to_transaction({tp: offset}, group)
-        await _sent(producer, [*pending, *changelog])
+        await acknowledged(producer, [*pending, *changelog])
         crash.at("uncommitted")
         await producer.commit_transaction()
         crash.at("committed")
@@ -120,7 +120,7 @@ class Transaction:
         return await send_rows(producer, topic, partition, rows)
 
 
-async def _sent(producer: Any, futures: list[Any]) -> None:
+async def acknowledged(producer: Any, futures: list[Any]) -> None:
     """Waits until all batches are acknowledged.
 
     aiokafka 0.14 tells those that it hasn't sent nothing when the transaction fails, for example because a topic is refused:

@@ -8,7 +8,9 @@ import pytest
 from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import TopicPartition
 
+from agents import redrive
 from app.delivery.outbox import Outbox
+from app.delivery.reseed import write_rows
 from app.delivery.transaction import Transaction
 
 
@@ -67,3 +69,25 @@ async def test_a_refused_topic_ends_the_transaction_with_its_name(kind: type[Ref
     with pytest.raises(TopicAuthorizationFailedError, match="clean"):
         async with asyncio.timeout(10):
             await Transaction(out, 1, 1, [], 0).write(kind(), stage, TopicPartition("raw", 0), None, "group")
+
+
+async def test_a_refused_topic_ends_a_redrive_with_its_name() -> None:
+    producer: Any = Refused()
+    aborted: list[bool] = []
+
+    async def abort() -> None:
+        aborted.append(True)
+
+    producer.abort_transaction = abort
+    with pytest.raises(TopicAuthorizationFailedError, match="clean"):
+        async with asyncio.timeout(10):
+            await redrive._write(producer, {("clean", 0): [(b"k", b"v", [])]})
+    assert aborted
+
+
+async def test_a_refused_changelog_ends_a_reseed_with_its_name() -> None:
+    producer: Any = Refused()
+    producer.create_batch = lambda: SimpleNamespace(append=lambda **record: True, close=lambda: None)
+    with pytest.raises(TopicAuthorizationFailedError, match="clean"):
+        async with asyncio.timeout(10):
+            await write_rows(producer, "clean", 0, iter([(b"k", b"v")]))
