@@ -79,7 +79,8 @@ class LetterPanel:
         letter, t = opened.letter, self.t
         raw, editor = letter.value, None
         with ui.tabs().props("dense align=left") as tabs:
-            as_text, as_hex = ui.tab(t("as_text")), ui.tab(t("as_hex")).props("data-mark=as-hex")
+            as_text = ui.tab(t("as_text")).props("data-mark=as-text")
+            as_hex = ui.tab(t("as_hex")).props("data-mark=as-hex")
         with ui.tab_panels(tabs, value=as_text).classes("w-full"):
             with ui.tab_panel(as_text).classes("q-pa-none"):
                 editable = (
