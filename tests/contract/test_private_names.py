@@ -10,7 +10,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState, TopicPartitionState
-from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator, MessageBatch
 from aiokafka.producer.transaction_manager import TransactionManager
 from faust.tables import manager as faust_tables
 from faust.tables.recovery import Recovery
@@ -50,6 +50,9 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (PartitionRecords, "_contains_abort_marker"),
         (TransactionManager, "is_in_transaction"),
         (TransactionManager, "wait_for_transaction_end"),
+        (TransactionManager, "error_transaction"),
+        (MessageBatch, "failure"),
+        (MessageBatch, "drain_ready"),
         (GroupCoordinator, "check_errors"),
         (GroupCoordinator, "request_rejoin"),
         (AIOKafkaConnection, "close"),
@@ -94,6 +97,8 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
         (TopicPartitionState.__init__, "self.lso"),
         (TopicPartitionState.__init__, "self.timestamp"),
         (aiokafka.AIOKafkaProducer.__init__, "self._txn_manager"),
+        (aiokafka.AIOKafkaProducer.__init__, "self._message_accumulator"),
+        (MessageAccumulator.__init__, "self._batches"),
         (faust_consumer.Consumer.__init__, "self._unacked_messages"),
         (faust_consumer.Consumer.__init__, "self._read_offset"),
     ],

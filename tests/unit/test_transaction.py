@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
+from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import TopicPartition
 
 from agents import redrive
 from app.delivery.outbox import Outbox
 from app.delivery.reseed import write_rows
-from app.delivery.transaction import Transaction
+from app.delivery.transaction import Transaction, _keep_back
 
 
 class LeftBehind:
@@ -91,3 +93,22 @@ async def test_a_refused_changelog_ends_a_reseed_with_its_name() -> None:
     with pytest.raises(TopicAuthorizationFailedError, match="clean"):
         async with asyncio.timeout(10):
             await write_rows(producer, "clean", 0, iter([(b"k", b"v")]))
+
+
+async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
+    """Sent without being added, it would be committed by the marker of the transaction before."""
+    manager = TransactionManager("headrace-x-0", 10_000)
+    accumulator = MessageAccumulator(None, 1 << 20, 0, 30, txn_manager=manager)
+    _keep_back(manager, accumulator)
+    manager.set_pid_and_epoch(1, 0)
+    manager.begin_transaction()
+    tp = TopicPartition("changelog", 0)
+    builder = accumulator.create_builder()
+    builder.append(timestamp=None, key=b"k", value=b"v")
+    sent = await accumulator.add_batch(builder, tp, 10)
+    assert manager.partitions_to_add() == {tp}  # until it is added the sender leaves it
+    manager.error_transaction(TopicAuthorizationFailedError({"clean"}))
+    assert not accumulator._batches
+    with pytest.raises(TopicAuthorizationFailedError):
+        await sent
+    assert manager.wait_for_transaction_end().exception() is not None
