@@ -91,6 +91,9 @@ async def run_all(chosen: list[tuple[SinkSettings, Database]]) -> int:
         except HeadraceError as error:
             log.error("%s; this sink stops", error)  # noqa: TRY400 - it says what to do, no traceback
             return False
+        except Exception:  # an error of ours in one must not end the others
+            log.exception("sink %s: an error that isn't foreseen; this sink stops", own.name)
+            return False
         return True
 
     tasks = [asyncio.create_task(one(*each)) for each in chosen]

@@ -40,6 +40,9 @@ BATCH_BYTES = 8 << 20
 """Reviews may be large: so much is enough for one transaction."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 STATUS_EVERY_S = 60.0
+NEVER_IDLE_MS = 2**31 - 1
+"""While the database is away nothing is read, for hours if need be: aiokafka would leave the group after max_poll_interval,
+and not come back before somebody reads. A process that hangs sends no heartbeats, and loses its partitions by that."""
 
 
 class _Stopped(Exception):
@@ -106,7 +109,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 try:
                     async with self._consumer() as consumer:
                         wait_s = FIRST_WAIT_S
-                        await self._copy(consumer)
+                        await self.copy(consumer)
                 except (KafkaError, BrokerError, OSError, TimeoutError) as error:
                     self._failed("kafka", error)
                     await self._wait(wait_s)
@@ -126,7 +129,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             auto_offset_reset="earliest", isolation_level="read_committed",
             session_timeout_ms=int(kafka.session_timeout_s * 1000),
             heartbeat_interval_ms=int(min(1.0, kafka.session_timeout_s / 5) * 1000),
-            max_poll_interval_ms=int(kafka.max_poll_interval_s * 1000), **client_kwargs(kafka),
+            max_poll_interval_ms=NEVER_IDLE_MS, **client_kwargs(kafka),
         )  # fmt: skip
         try:
             await consumer.start()
@@ -136,10 +139,12 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             self.on_partitions_revoked(())
             await consumer.stop()
 
-    async def _copy(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
+    async def copy(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
+        """Copies what a consumer reads whose listener this sink is, until it is to stop."""
         while True:
             await self._until_settled()
-            await self._take_up(consumer)
+            if not await self._take_up(consumer):
+                continue
             batch = await self._gather(consumer)
             if batch is None:
                 continue
@@ -155,16 +160,17 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 async with asyncio.timeout(POLL_MS / 1000):
                     await self._settled.wait()
 
-    async def _take_up(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
-        """Asks the database where new partitions go on, and goes there."""
+    async def _take_up(self, consumer: aiokafka.AIOKafkaConsumer) -> bool:
+        """Asks the database where new partitions go on, and goes there; False when partitions moved meanwhile."""
+        generation = self._generation
         new = [tp for tp in consumer.assignment() if (tp.topic, tp.partition) not in self._at]
         if not new:
-            return
+            return True
         starts, ends = await consumer.beginning_offsets(new), await consumer.end_offsets(new)
         first = {(tp.topic, tp.partition): starts[tp] for tp in new}
         found = await self._insist(lambda: self._database.positions(first))
-        if not self._settled.is_set() or not set(new) <= consumer.assignment():
-            return  # moved on meanwhile
+        if self._generation != generation:
+            return False
         for tp in new:
             at = found[tp.topic, tp.partition]
             if at > ends[tp]:
@@ -181,6 +187,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 )  # fmt: skip
             consumer.seek(tp, max(at, starts[tp]))
             self._at[tp.topic, tp.partition] = at
+        return True
 
     async def _gather(self, consumer: aiokafka.AIOKafkaConsumer) -> Batch | None:
         """Reads until a batch is full, or its first record has waited for flush_s; None when partitions moved meanwhile."""
