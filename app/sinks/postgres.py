@@ -24,6 +24,8 @@ DEFAULTS = {
     "tcp_user_timeout": 30_000,
 }  # fmt: skip
 """A server that vanished is noticed within half a minute. What the connection string says wins."""
+FIXED = {"client_encoding": "UTF8"}
+"""Text is Unicode here, whatever the database's encoding: it converts, and refuses only what it can't hold."""
 LIMITS = (
     ("statement_timeout", "60s"),
     ("lock_timeout", "20s"),
@@ -50,7 +52,9 @@ class Postgres(Database):
         if sink.dsn_env and not given:
             raise SinkError(f"sink {sink.name}: the environment variable {sink.dsn_env} (dsn_env) isn't set")
         try:
-            self._where: dict[str, Any] = {**DEFAULTS, **conninfo_to_dict(given)}
+            self._where: dict[str, Any] = {
+                **DEFAULTS, "fallback_application_name": f"headrace-sink-{sink.name}", **conninfo_to_dict(given), **FIXED,
+            }  # fmt: skip
         except psycopg.ProgrammingError:  # its message may quote a password
             raise SinkError(f"sink {sink.name}: {sink.dsn_env} isn't a connection string that libpq can read") from None
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -69,9 +73,8 @@ class Postgres(Database):
 
     def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(
-                autocommit=True, prepare_threshold=None, application_name=f"headrace-sink-{self.sink}", **self._where
-            )  # no prepared statements: a pooler between would lose them
+            self._connection = psycopg.connect(autocommit=True, prepare_threshold=None, **self._where)
+            # no prepared statements: a pooler between would lose them
         return self._connection
 
     def _as_ours(self, error: "psycopg.Error") -> SinkError:

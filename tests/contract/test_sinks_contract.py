@@ -356,3 +356,33 @@ def test_a_wrong_connection_string_is_refused_without_showing_it(
     with pytest.raises(SinkError, match=said) as caught:
         Postgres(SinkSettings(name="s", kind="postgres", dsn_env="SINK_TEST_DSN"), [])
     assert "secret" not in str(caught.value)
+
+
+def test_a_connection_string_with_an_application_name_of_its_own_is_taken(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = postgres.database(f"t{next(NUMBERS)}")
+    for given, name in ((dsn, "headrace-sink-s"), (f"{dsn} application_name=mine", "mine")):
+        store = Store("postgres", tmp_path, given, monkeypatch)
+        store.sink()
+        found = store.rows(
+            f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{name}' AND state = 'idle'"
+        )
+        assert found == [(1,)]
+        store.end()
+
+
+@pytest.mark.parametrize(("encoding", "refused"), [("SQL_ASCII", 0), ("LATIN1", 1)])
+def test_a_database_of_another_encoding_takes_what_it_can_hold(
+    encoding: str, refused: int, postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = postgres.database(f"t{next(NUMBERS)}", encoding)
+    store = Store("postgres", tmp_path, dsn, monkeypatch)
+    sink = store.sink()
+    written = write(sink, a_record(a_result("ü"), 0), a_record(a_result("订单"), 1), a_record(a_result("a"), 2))
+    assert (written.rows, len(written.rejected)) == (3 - refused, refused)
+    assert sink.positions({("ai-results", 0): 0}) == {("ai-results", 0): 3}
+    with psycopg.connect(dsn, client_encoding="UTF8") as connection:
+        found = connection.execute("SELECT event_id FROM ai_results WHERE event_id = 'ü'").fetchall()
+    assert found == [("ü",)]
+    store.end()

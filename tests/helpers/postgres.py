@@ -49,10 +49,11 @@ class PostgresServer:
     def dsn(self) -> str:
         return f"host={self.folder} user={USER} dbname=postgres"
 
-    def database(self, name: str) -> str:
+    def database(self, name: str, encoding: str = "UTF8") -> str:
         """Makes an empty database; returns its connection string."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"'.encode())
+            how = f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
+            connection.execute(f'CREATE DATABASE "{name}" {how}'.encode())
         return f"host={self.folder} user={USER} dbname={name}"
 
     def start(self) -> None:
