@@ -1,5 +1,6 @@
 """What is written in one transaction: of each key the latest row or its removal, what can't be a row, and how far it goes."""
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 from app.sinks.tables import Table, Unreadable
 from models.events import Record
 
-__all__ = ["Batch", "Entry", "Move", "Place", "Rejected"]
+__all__ = ["Batch", "Entry", "Mark", "Move", "Place", "Rejected", "mark_of"]
 
 Place = tuple[str, int]
 """Topic (full name) and partition."""
@@ -18,6 +19,14 @@ class Move(NamedTuple):
 
     expected: int
     following: int
+
+
+class Mark(NamedTuple):
+    """Of the last record that was written of a partition. Another one at this offset: the topic was made anew."""
+
+    offset: int
+    timestamp_ms: int
+    crc: int
 
 
 class Entry(NamedTuple):
@@ -51,6 +60,7 @@ class Batch:
     rejected: list[Rejected] = field(default_factory=list)
     size_bytes: int = 0
     records: int = 0
+    _last: dict[Place, Record] = field(default_factory=dict)
     _latest: dict[tuple[str, str], Entry] = field(default_factory=dict)
 
     @property
@@ -58,10 +68,16 @@ class Batch:
         """One for each key."""
         return list(self._latest.values())
 
+    @property
+    def marks(self) -> dict[Place, Mark]:
+        """Of partitions that records were taken of."""
+        return {place: mark_of(record) for place, record in self._last.items()}
+
     def add(self, record: Record) -> None:
         """Takes the next record of a partition."""
         place = (record.topic, record.partition)
         self.moves[place] = Move(self.at[place], record.offset + 1)
+        self._last[place] = record
         self.records += 1
         self.size_bytes += len(record.value or b"")
         try:
@@ -74,6 +90,12 @@ class Batch:
         if before is None or not _older(record, before.record):
             self._latest[name] = entry
 
+    def reach(self, place: Place, following: int) -> None:
+        """Passes what lies behind the last record and is none: markers of transactions, and what was aborted or compacted."""
+        at = self.at[place]
+        if following > (self.moves[place].following if place in self.moves else at):
+            self.moves[place] = Move(at, following)
+
     def _entry(self, record: Record) -> Entry:
         table = self.tables[record.topic]
         if record.value is None:
@@ -82,6 +104,10 @@ class Batch:
             return Entry(table, _key(record), None, record)
         values = table.row(record.value)
         return Entry(table, table.key_of(values), (*values, record.partition, record.offset, record.timestamp), record)
+
+
+def mark_of(record: Record) -> Mark:
+    return Mark(record.offset, record.timestamp, zlib.crc32(record.value or b""))
 
 
 def _key(record: Record) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from app.errors import HeadraceError, SinkError
+from app.errors import HeadraceError, SinkError, SinkUnavailable
 from app.sinks import sql
-from app.sinks.batch import Batch, Entry, Place, Rejected
+from app.sinks.batch import Batch, Entry, Mark, Place, Rejected
 from app.sinks.tables import Table
 
 __all__ = ["Database", "Fenced", "RowRefused", "Run", "Written"]
@@ -25,7 +25,20 @@ class Fenced(HeadraceError):
 
 
 class RowRefused(SinkError):
-    """The database doesn't take a value: not at this time, not later."""
+    """The database doesn't take a row: not at this time, not later.
+
+    Args:
+        why: the database's words.
+        constraint: it is a rule of the table that the row breaks, not a value that the type can't hold.
+    """
+
+    def __init__(self, why: str, *, constraint: bool = False) -> None:
+        super().__init__(why)
+        self.constraint = constraint
+
+
+MANY = 10
+"""So many rows that all break one rule of their table: it isn't the rows."""
 
 
 class Written(NamedTuple):
@@ -86,18 +99,41 @@ class Database(ABC):
         Raises:
             SinkError: a table isn't as it must be; says what to do.
         """
-        wrong: list[str] = []
         with self._transaction() as run:
             self._only_one(run)
-            own = [sql.Layout(table.name, table.columns, (table.key,)) for table in self.tables]
-            for layout in (*own, sql.POSITIONS, sql.REJECTED):
-                there = {name: kind for name, kind in run.ask(sql.COLUMNS, [layout.name])}  # noqa: C416 - typed so
-                if there:
-                    wrong += sql.differences(layout, there, self.types)
-                else:
-                    run(sql.create(layout, self.types))
+            wrong = self._differences(run, make=True)
+        self._say(wrong)
+        for table in self.tables:
+            self._rehearse(table)
+
+    def _differences(self, run: Run, *, make: bool = False) -> list[str]:
+        wrong: list[str] = []
+        own = [sql.Layout(table.name, table.columns, (table.key,)) for table in self.tables]
+        for layout in (*own, sql.POSITIONS, sql.REJECTED):
+            there = {name: sql.There(*column) for name, *column in run.ask(sql.COLUMNS, [layout.name])}
+            if there:
+                wrong += sql.differences(layout, there, self.types)
+            elif make:
+                run(sql.create(layout, self.types))
+        return wrong
+
+    def _say(self, wrong: list[str]) -> None:
         if wrong:
             raise SinkError(f"sink {self.sink}: its tables don't fit this version:\n  " + "\n  ".join(wrong))
+
+    def _rehearse(self, table: Table) -> None:
+        """Writes no rows, as all writes will be."""
+        try:
+            with self._transaction(keep=False) as run:
+                run(self._upserts[table.name], [[]] * len(table.columns))
+                run(self._deletes[table.name], [[]] * 4)
+        except SinkUnavailable:
+            raise
+        except SinkError as error:
+            raise SinkError(
+                f"sink {self.sink}: {table.name} can't be written: {error}. Its primary key must be {table.key}, and the user "
+                "needs SELECT, INSERT, UPDATE and DELETE"
+            ) from error
 
     def positions(self, starts: Mapping[Place, int]) -> dict[Place, int]:
         """Where partitions go on; those that weren't known begin at `starts`."""
@@ -109,27 +145,42 @@ class Database(ABC):
             rows = run.ask(sql.stand(), [self.sink])
         return {(topic, partition): at for topic, partition, at in rows if (topic, partition) in starts}
 
+    def marks(self) -> dict[Place, Mark]:
+        """The last record that was written of each partition."""
+        with self._transaction() as run:
+            return {(topic, partition): Mark(*mark) for topic, partition, *mark in run.ask(sql.marks(), [self.sink])}
+
     def write(self, batch: Batch) -> Written:
         """Writes a batch whole. What the database refuses is put aside, the rest is written.
 
         Raises:
             Fenced: nothing was written.
+            SinkError: it isn't the rows that are refused, the table doesn't fit (any more).
             SinkUnavailable: not known whether it was written. The same batch may be given again: it is then fenced.
         """
         entries = batch.entries
         try:
             return self._write(batch, entries, [])
         except RowRefused:
+            with self._transaction() as run:
+                wrong = self._differences(run)
+            self._say(wrong)
             refused = self._refused(entries)
+        reasons = {str(error) for _, error in refused if error.constraint}
+        if len(refused) == len(entries) >= MANY and len(reasons) == 1:
+            raise SinkError(
+                f"sink {self.sink}: all of {len(entries)} rows are refused: {reasons.pop()}; change the table's rule"
+            )
         bad = {id(entry) for entry, _ in refused}
-        rejected = [Rejected(entry.record, reason) for entry, reason in refused]
+        rejected = [Rejected(entry.record, str(error)) for entry, error in refused]
         return self._write(batch, [entry for entry in entries if id(entry) not in bad], rejected)
 
     def _write(self, batch: Batch, entries: list[Entry], refused: list[Rejected]) -> Written:
-        rejected = [*batch.rejected, *refused]
+        rejected, marks = [*batch.rejected, *refused], batch.marks
         with self._transaction() as run:
             for (topic, partition), (expected, following) in sorted(batch.moves.items()):
-                if run(sql.move(), [following, self.sink, topic, partition, expected]) != 1:
+                mark = marks.get((topic, partition), (None, None, None))
+                if run(sql.move(), [following, *mark, self.sink, topic, partition, expected]) != 1:
                     raise Fenced(f"sink {self.sink}: {topic} partition {partition} doesn't stand at {expected}")
             rows, deleted = self._put(run, entries)
             for record, reason in rejected:
@@ -149,14 +200,14 @@ class Database(ABC):
         rows = sum(run(self._upserts[name], _columns(found)) for name, found in new.items())
         return rows, sum(run(self._deletes[name], _columns(found)) for name, found in gone.items())
 
-    def _refused(self, entries: list[Entry]) -> list[tuple[Entry, str]]:
+    def _refused(self, entries: list[Entry]) -> list[tuple[Entry, RowRefused]]:
         """Finds what isn't taken by halves, in transactions that are rolled back."""
         try:
             with self._transaction(keep=False) as run:
                 self._put(run, entries)
         except RowRefused as error:
             if len(entries) == 1:
-                return [(entries[0], str(error))]
+                return [(entries[0], error)]
             half = len(entries) // 2
             return self._refused(entries[:half]) + self._refused(entries[half:])
         return []

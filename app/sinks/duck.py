@@ -71,7 +71,7 @@ class Duck(Database):
     def _as_ours(self, error: "duckdb.Error") -> SinkError:
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
         if isinstance(error, duckdb.DataError | duckdb.IntegrityError | duckdb.InvalidInputException):
-            return RowRefused(why)
+            return RowRefused(why, constraint=isinstance(error, duckdb.IntegrityError))
         if isinstance(error, duckdb.OperationalError | duckdb.InternalError):
             return SinkUnavailable(f"sink {self.sink}: {self._path} can't be opened or written: {why}")
         return SinkError(f"sink {self.sink}: {self._path}: {why}")

@@ -81,7 +81,7 @@ class Postgres(Database):
         lines = (error.diag.message_primary or str(error)).strip().splitlines()
         why = f"{type(error).__name__}: {lines[0] if lines else ''}"
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or (error.sqlstate or "")[:2] == TOO_COMPLEX:
-            return RowRefused(why)
+            return RowRefused(why, constraint=isinstance(error, psycopg.IntegrityError))
         self.close()
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
             return SinkUnavailable(f"sink {self.sink}: PostgreSQL: {why}")

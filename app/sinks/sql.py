@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app.sinks.tables import OFFSET, PARTITION, TIMESTAMP, Column, Kind, Table
 
@@ -10,11 +11,13 @@ __all__ = [
     "POSITIONS",
     "REJECTED",
     "Layout",
+    "There",
     "Types",
     "create",
     "delete",
     "differences",
     "keep",
+    "marks",
     "move",
     "place",
     "stand",
@@ -34,11 +37,24 @@ class Layout:
     key: tuple[str, ...]
 
 
+class There(NamedTuple):
+    """A column as the database tells it."""
+
+    kind: str
+    nullable: bool = True
+    filled: bool = False
+    """By itself, where a row doesn't name it."""
+
+
 POSITIONS = Layout(
     "headrace_positions",
-    (Column("sink", "text"), Column("topic", "text"), Column(PARTITION, "small"), Column("next_offset", "integer")),
+    (
+        Column("sink", "text"), Column("topic", "text"), Column(PARTITION, "small"), Column("next_offset", "integer"),
+        Column("last_offset", "integer", nullable=True), Column("last_timestamp_ms", "integer", nullable=True),
+        Column("last_crc", "integer", nullable=True),
+    ),
     ("sink", "topic", PARTITION),
-)
+)  # fmt: skip
 REJECTED = Layout(
     "headrace_rejected",
     (
@@ -50,7 +66,9 @@ REJECTED = Layout(
 )  # fmt: skip
 
 COLUMNS = (
-    "SELECT column_name, data_type FROM information_schema.columns "
+    "SELECT column_name, data_type, is_nullable = 'YES', "
+    "column_default IS NOT NULL OR COALESCE(is_identity, 'NO') = 'YES' OR COALESCE(is_generated, 'NEVER') <> 'NEVER' "
+    "FROM information_schema.columns "
     "WHERE table_catalog = current_database() AND table_schema = current_schema() AND table_name = %s"
 )
 
@@ -60,12 +78,12 @@ def create(layout: Layout, types: Types) -> str:
     return f'CREATE TABLE "{layout.name}" ({", ".join(parts)}, PRIMARY KEY ({_names(layout.key)}))'
 
 
-def differences(layout: Layout, there: Mapping[str, str], types: Types) -> list[str]:
+def differences(layout: Layout, there: Mapping[str, There], types: Types) -> list[str]:
     """What stands between a table that is there and what is written into it, each with the statement that mends it.
 
     Args:
         layout: what is needed.
-        there: type by column, as the database tells them. Further columns are the user's own.
+        there: the columns by name. Further ones are the user's own.
         types: of this database.
     """
     found, change = [], f'ALTER TABLE "{layout.name}"'
@@ -73,8 +91,16 @@ def differences(layout: Layout, there: Mapping[str, str], types: Types) -> list[
         has, needs, where = there.get(column.name), types[column.kind], f"{layout.name}.{column.name}"
         if has is None:
             found.append(f'{where} is missing: {change} ADD COLUMN "{column.name}" {needs}')
-        elif has.lower() != needs.lower():
-            found.append(f'{where} is {has}, {needs} is needed: {change} ALTER COLUMN "{column.name}" TYPE {needs}')
+        elif has.kind.lower() != needs.lower():
+            found.append(
+                f'{where} is {has.kind}, {needs} is needed: {change} ALTER COLUMN "{column.name}" TYPE {needs}'
+            )
+    ours = {column.name: column.nullable for column in layout.columns}
+    for name, column_there in there.items():
+        if not column_there.nullable and ours.get(name, not column_there.filled):
+            found.append(
+                f'{layout.name}.{name} is NOT NULL, and rows may leave it empty: {change} ALTER COLUMN "{name}" DROP NOT NULL'
+            )
     return found
 
 
@@ -111,8 +137,9 @@ def _older(table: str, new: Mapping[str, str]) -> str:
 
 def place(types: Types) -> str:
     """Notes positions of partitions that have none yet: lists of sinks, topics, partitions and offsets."""
-    lists = ", ".join(f"unnest(%s::{types[column.kind]}[])" for column in POSITIONS.columns)
-    names = _names([column.name for column in POSITIONS.columns])
+    columns = [column for column in POSITIONS.columns if not column.nullable]
+    lists = ", ".join(f"unnest(%s::{types[column.kind]}[])" for column in columns)
+    names = _names([column.name for column in columns])
     return f"INSERT INTO {POSITIONS.name} ({names}) SELECT {lists} ON CONFLICT DO NOTHING"
 
 
@@ -120,10 +147,21 @@ def stand() -> str:
     return f"SELECT topic, {PARTITION}, next_offset FROM {POSITIONS.name} WHERE sink = %s"
 
 
-def move() -> str:
-    """Moves a position on if it stands where it is thought to: whoever comes second changes nothing."""
+def marks() -> str:
     return (
-        f"UPDATE {POSITIONS.name} SET next_offset = %s "
+        f"SELECT topic, {PARTITION}, last_offset, last_timestamp_ms, last_crc FROM {POSITIONS.name} "
+        "WHERE sink = %s AND last_offset IS NOT NULL"
+    )  # fmt: skip
+
+
+def move() -> str:
+    """Moves a position on if it stands where it is thought to: whoever comes second changes nothing.
+
+    The mark of the last record stays where none is given: nothing but markers of transactions was passed.
+    """
+    return (
+        f"UPDATE {POSITIONS.name} SET next_offset = %s, last_offset = COALESCE(%s, last_offset), "
+        "last_timestamp_ms = COALESCE(%s, last_timestamp_ms), last_crc = COALESCE(%s, last_crc) "
         f"WHERE sink = %s AND topic = %s AND {PARTITION} = %s AND next_offset = %s"
     )  # fmt: skip
 

@@ -13,7 +13,8 @@ import pytest
 
 from app.errors import SinkError, SinkUnavailable
 from app.settings_sinks import SinkSettings
-from app.sinks.batch import Batch, Move
+from app.sinks import sql
+from app.sinks.batch import Batch, Move, mark_of
 from app.sinks.database import Database, Fenced, Written
 from app.sinks.duck import Duck
 from app.sinks.postgres import Postgres
@@ -257,6 +258,71 @@ def test_tables_that_do_not_fit_are_named_with_what_to_do(store: Store) -> None:
             store.sink()
         assert not caught.value.retryable
         store.end()
+
+
+def table_with(store: Store, change: str) -> str:
+    """What makes the table of results with something of it changed."""
+    columns = sql.create(sql.Layout("ai_results", TABLES["ai-results"].columns, ("event_id",)), Duck.types)
+    if store.kind == "postgres":
+        columns = sql.create(sql.Layout("ai_results", TABLES["ai-results"].columns, ("event_id",)), Postgres.types)
+    return columns.replace('PRIMARY KEY ("event_id")', change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('mine INTEGER NOT NULL, PRIMARY KEY ("event_id")', 'mine is NOT NULL.* ALTER COLUMN "mine" DROP NOT NULL'),
+        ('PRIMARY KEY ("event_id", "task")', "ai_results can't be written: .*Its primary key must be event_id"),
+    ],
+)
+def test_a_table_that_takes_no_row_ends_the_sink_at_its_start(store: Store, change: str, said: str) -> None:
+    store.rows(table_with(store, change))
+    with pytest.raises(SinkError, match=said):
+        store.sink()
+
+
+def test_a_column_of_ones_own_that_has_a_default_does_no_harm(store: Store) -> None:
+    store.rows(table_with(store, 'mine INTEGER NOT NULL DEFAULT 7, PRIMARY KEY ("event_id")'))
+    assert write(store.sink(), a_record(a_result("a"), 0)).rows == 1
+    assert store.rows("SELECT event_id, mine FROM ai_results") == [("a", 7)]
+
+
+def test_a_table_that_takes_no_row_any_more_ends_the_sink_and_nothing_is_put_aside(store: Store) -> None:
+    sink = store.sink()
+    store.rows("ALTER TABLE ai_results ADD COLUMN mine INTEGER")
+    store.rows("ALTER TABLE ai_results ALTER COLUMN mine SET NOT NULL")
+    with pytest.raises(SinkError, match="mine is NOT NULL"):
+        write(sink, a_record(a_result("a"), 0))
+    assert store.rows("SELECT count(*) FROM headrace_rejected") == [(0,)]
+    assert sink.positions({("ai-results", 0): 0}) == {("ai-results", 0): 0}
+
+
+def test_a_rule_of_the_table_that_a_whole_batch_breaks_ends_the_sink_and_one_that_few_break_does_not(
+    store: Store,
+) -> None:
+    store.rows(table_with(store, "CHECK (task <> 'no'), PRIMARY KEY (\"event_id\")"))
+    sink = store.sink()
+    few = [a_record(a_result(f"f{n}", task="no"), n) for n in range(3)]
+    assert len(write(sink, *few).rejected) == 3
+    with pytest.raises(SinkError, match=r"all of 12 rows are refused: .*change the table's rule"):
+        write(sink, *[a_record(a_result(f"m{n}", task="no"), n) for n in range(3, 15)])
+    assert sink.positions({("ai-results", 0): 0}) == {("ai-results", 0): 3}
+    mixed = [a_record(a_result(f"x{n}", task="no" if n % 2 else "yes"), n) for n in range(3, 23)]
+    assert write(sink, *mixed).rows == 10
+
+
+def test_the_last_record_of_each_partition_is_remembered_until_another_is_written(store: Store) -> None:
+    sink = store.sink()
+    first, place = a_record(a_result("a"), 0), ("ai-results", 0)
+    write(sink, first)
+    assert sink.marks() == {place: mark_of(first)}
+    passed = Batch(TABLES, sink.positions({place: 0}))
+    passed.reach(place, 9)
+    assert sink.write(passed) == (0, 0, [])
+    assert (sink.positions({place: 0}), sink.marks()) == ({place: 9}, {place: mark_of(first)})
+    broken = a_record(b"{", 9, timestamp=5)
+    write(sink, broken)
+    assert sink.marks() == {place: mark_of(broken)}
 
 
 def test_another_sink_has_positions_of_its_own(store: Store) -> None:

@@ -79,10 +79,16 @@ def test_of_each_key_a_batch_has_the_last_that_was_said_of_it(operations: list[t
 
 
 def test_statements_name_what_differs_and_how_to_mend_it() -> None:
-    layout = sql.Layout("t", (Column("a", "text"), Column("b", "integer")), ("a",))
+    layout = sql.Layout("t", (Column("a", "text"), Column("b", "integer", nullable=True)), ("a",))
     types: sql.Types = {"text": "text", "integer": "bigint"}
-    assert sql.differences(layout, {"a": "TEXT", "b": "bigint", "mine": "date"}, types) == []
-    assert sql.differences(layout, {"a": "date"}, types) == [
+    there = {"a": sql.There("TEXT", nullable=False), "b": sql.There("bigint"), "mine": sql.There("date")}
+    filled = sql.There("bigint", nullable=False, filled=True)
+    assert sql.differences(layout, {**there, "serial": filled}, types) == []
+    assert sql.differences(layout, {**there, "mine": sql.There("date", nullable=False), "b": filled}, types) == [
+        't.b is NOT NULL, and rows may leave it empty: ALTER TABLE "t" ALTER COLUMN "b" DROP NOT NULL',
+        't.mine is NOT NULL, and rows may leave it empty: ALTER TABLE "t" ALTER COLUMN "mine" DROP NOT NULL',
+    ]
+    assert sql.differences(layout, {"a": sql.There("date")}, types) == [
         't.a is date, text is needed: ALTER TABLE "t" ALTER COLUMN "a" TYPE text',
         't.b is missing: ALTER TABLE "t" ADD COLUMN "b" bigint',
     ]
