@@ -1,31 +1,33 @@
-"""One sink: reads topics in a consumer group of its own and writes them to a database, each record's effect once.
+"""One sink: reads topics and writes them to a database, each record's effect once.
 
-Where to go on stands in the database and changes with the rows; the group's offsets in Kafka only tell others the lag. While
-the database is away the sink waits with what it has read, and nobody else does: nothing of the pipeline knows of it.
+Where to go on stands in the database and changes with the rows. Processes of a PostgreSQL sink share partitions in a consumer
+group, whose offsets only tell others the lag; a DuckDB file takes them all, without a group: a second machine has a file of
+its own. While the database is away the sink waits with what it has read, and nobody else does.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiokafka
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 
 from app import metrics, topics
 from app.errors import BrokerError, SinkError, SinkUnavailable
-from app.kafka import client_kwargs
 from app.settings import Settings
 from app.settings_sinks import SinkSettings
-from app.sinks.batch import Batch, Place
+from app.sinks.batch import Batch, Mark, Place, mark_of
+from app.sinks.consumer import make_consumer, shares
 from app.sinks.database import Database, Fenced
 from app.sinks.tables import TABLES
+from models.events import Record
 
 __all__ = ["Sink"]
 
@@ -40,9 +42,12 @@ BATCH_BYTES = 8 << 20
 """Reviews may be large: so much is enough for one transaction."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 STATUS_EVERY_S = 60.0
-NEVER_IDLE_MS = 2**31 - 1
-"""While the database is away nothing is read, for hours if need be: aiokafka would leave the group after max_poll_interval,
-and not come back before somebody reads. A process that hangs sends no heartbeats, and loses its partitions by that."""
+COMMIT_S, CLOSE_S = 3.0, 5.0
+"""A sink that is to stop doesn't wait longer for a Kafka that is away; the group's offsets are only for looking."""
+ANEW = (
+    "the topic was made anew or cut. To take it from its beginning, delete the sink's rows in headrace_positions, and the "
+    "topic's table"
+)
 
 
 class _Stopped(Exception):
@@ -64,12 +69,17 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._tables = {settings.topic(topic): TABLES[topic] for topic in own.topics}
         self._at: dict[Place, int] = {}
         """Where the positions of this process's partitions stand in the database."""
+        self._marks: dict[Place, Mark] = {}
+        """The last records that were written, of partitions that are read from there on: the first to come must be that."""
+        self._lost_to: dict[Place, int] = {}
+        """Up to where lost records are counted."""
         self._generation = 0
         """Changes whenever what was gathered isn't to be written by this process any more."""
         self._settled = asyncio.Event()
         """Partitions are assigned, and aren't being moved."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{own.name}")
         self._said = ""
+        self._kafka_wait_s, self._outages = FIRST_WAIT_S, 0
         self._rows, self._told_at = 0, time.monotonic()
 
     @property
@@ -91,6 +101,8 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         )
 
     def _forget(self) -> None:
+        for topic, partition in self._at:
+            metrics.SINK_LAG.remove(self.name, topic, partition)
         self._at.clear()
         self._generation += 1
 
@@ -102,18 +114,16 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         Raises:
             SinkError: the database can't be used like this.
         """
-        wait_s = FIRST_WAIT_S
         try:
             await self._insist(self._database.start)
             while not self._stop.is_set():
                 try:
                     async with self._consumer() as consumer:
-                        wait_s = FIRST_WAIT_S
                         await self.copy(consumer)
                 except (KafkaError, BrokerError, OSError, TimeoutError) as error:
                     self._failed("kafka", error)
-                    await self._wait(wait_s)
-                    wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+                    await self._wait(self._kafka_wait_s)
+                    self._kafka_wait_s = min(self._kafka_wait_s * 2, LONGEST_WAIT_S)
         except _Stopped:
             pass  # asked for
         finally:
@@ -122,33 +132,48 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     @asynccontextmanager
     async def _consumer(self) -> AsyncIterator[aiokafka.AIOKafkaConsumer]:
-        await topics.ensure(self._settings)
-        kafka = self._settings.kafka
-        consumer = aiokafka.AIOKafkaConsumer(
-            group_id=self._settings.topic(f"headrace-sink-{self.name}"), enable_auto_commit=False,
-            auto_offset_reset="earliest", isolation_level="read_committed",
-            session_timeout_ms=int(kafka.session_timeout_s * 1000),
-            heartbeat_interval_ms=int(min(1.0, kafka.session_timeout_s / 5) * 1000),
-            max_poll_interval_ms=NEVER_IDLE_MS, **client_kwargs(kafka),
-        )  # fmt: skip
+        counts = await self._or_stop(topics.counts(self._settings, list(self._tables)))
+        if missing := sorted(set(self._tables) - set(counts)):
+            raise BrokerError(
+                f"sink {self.name}: topics that aren't there, or that this user may not see: {', '.join(missing)}; workers make "
+                "them at their start"
+            )
+        consumer = make_consumer(self._settings, self._own)
         try:
-            await consumer.start()
-            consumer.subscribe(list(self._tables), listener=self)
+            await self._or_stop(consumer.start())
+            await asyncio.sleep(0)  # stopped before its tasks have begun, aiokafka 0.14 waits for them for ever
+            if shares(self._own):
+                consumer.subscribe(list(self._tables), listener=self)
+            else:
+                self._take_all(consumer, {topic: set(range(count)) for topic, count in counts.items()})
             yield consumer
         finally:
             self.on_partitions_revoked(())
-            await consumer.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await consumer.stop()
+
+    def _take_all(self, consumer: aiokafka.AIOKafkaConsumer, partitions: Mapping[str, set[int] | None]) -> None:
+        """Takes every partition, also those that were added since."""
+        had = consumer.assignment()
+        found = {TopicPartition(topic, p) for topic, known in partitions.items() for p in known or ()} | had
+        if found != had:
+            self.on_partitions_revoked(had)
+            consumer.assign(list(found))
+            self.on_partitions_assigned(found)
 
     async def copy(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
         """Copies what a consumer reads whose listener this sink is, until it is to stop."""
         while True:
+            if not shares(self._own):
+                self._take_all(consumer, {topic: consumer.partitions_for_topic(topic) for topic in self._tables})
             await self._until_settled()
             if not await self._take_up(consumer):
                 continue
             batch = await self._gather(consumer)
             if batch is None:
                 continue
-            if batch.records:
+            if batch.moves:
                 await self._write(consumer, batch)
             self._measure(consumer)
             self._tell()
@@ -166,28 +191,41 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         new = [tp for tp in consumer.assignment() if (tp.topic, tp.partition) not in self._at]
         if not new:
             return True
-        starts, ends = await consumer.beginning_offsets(new), await consumer.end_offsets(new)
+        starts = await self._or_stop(consumer.beginning_offsets(new))
+        ends = await self._or_stop(consumer.end_offsets(new))
         first = {(tp.topic, tp.partition): starts[tp] for tp in new}
-        found = await self._insist(lambda: self._database.positions(first))
+        found, marks = await self._insist(lambda: (self._database.positions(first), self._database.marks()))
         if self._generation != generation:
             return False
         for tp in new:
-            at = found[tp.topic, tp.partition]
-            if at > ends[tp]:
-                raise SinkError(
-                    f"sink {self.name}: {tp.topic} partition {tp.partition} ends at {ends[tp]}, and {at} records of it are "
-                    "written already: the topic was made anew or cut. To take it from its beginning, delete the sink's rows in "
-                    "headrace_positions, and the topic's table"
-                )
-            if at < starts[tp]:
-                metrics.RECORDS_LOST.labels(f"sink-{self.name}", tp.partition).inc(starts[tp] - at)
-                log.error(
-                    "sink %s: %s partition %d: up to %d records were removed by retention before they were written",
-                    self.name, tp.topic, tp.partition, starts[tp] - at,
-                )  # fmt: skip
-            consumer.seek(tp, max(at, starts[tp]))
-            self._at[tp.topic, tp.partition] = at
+            place = (tp.topic, tp.partition)
+            consumer.seek(tp, self._begin(place, found[place], marks.get(place), starts[tp], ends[tp]))
         return True
+
+    def _begin(self, place: Place, at: int, mark: Mark | None, start: int, end: int) -> int:
+        """Where reading goes on in a partition whose position is `at`: with the last record that was written, to see it again.
+
+        Raises:
+            SinkError: it is another topic than the one that was written.
+        """
+        topic, partition = place
+        if at > end:
+            raise SinkError(
+                f"sink {self.name}: {topic} partition {partition} ends at {end}, and stands at {at}: {ANEW}"
+            )
+        if (lost := start - max(at, self._lost_to.get(place, 0))) > 0:
+            self._lost_to[place] = start
+            metrics.RECORDS_LOST.labels(f"sink-{self.name}", partition).inc(lost)
+            log.error(
+                "sink %s: %s partition %d: up to %d records were removed by retention before they were written",
+                self.name, topic, partition, lost,
+            )  # fmt: skip
+        self._at[place] = at
+        if mark is None or not start <= mark.offset < at:
+            self._marks.pop(place, None)
+            return max(at, start)
+        self._marks[place] = mark
+        return mark.offset
 
     async def _gather(self, consumer: aiokafka.AIOKafkaConsumer) -> Batch | None:
         """Reads until a batch is full, or its first record has waited for flush_s; None when partitions moved meanwhile."""
@@ -195,21 +233,47 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         begun = time.monotonic()
         while batch.records < self._own.batch_records and batch.size_bytes < BATCH_BYTES:
             self._check_stop()
-            room = min(POLL_RECORDS, self._own.batch_records - batch.records)
-            got = await consumer.getmany(timeout_ms=POLL_MS, max_records=room)
+            got = await self._read(consumer, min(POLL_RECORDS, self._own.batch_records - batch.records))
             if self._generation != generation:
                 return None
             for records in got.values():
                 for record in records:
-                    batch.add(record)
-            if not batch.records:
-                return batch
-            if time.monotonic() - begun >= self._own.flush_s:
+                    if record.offset < batch.at[record.topic, record.partition]:
+                        self._recognise(record)
+                    else:
+                        batch.add(record)
+            for place in batch.at:
+                batch.reach(place, await consumer.position(TopicPartition(*place)))
+            if not batch.moves or time.monotonic() - begun >= self._own.flush_s:
                 break
         return batch
 
+    async def _read(
+        self, consumer: aiokafka.AIOKafkaConsumer, most: int
+    ) -> Mapping[TopicPartition, Iterable[aiokafka.ConsumerRecord[bytes, bytes]]]:
+        try:
+            return await self._or_stop(consumer.getmany(timeout_ms=POLL_MS, max_records=most))
+        except NoOffsetForPartitionError:
+            return {}  # aiokafka had asked the group, before we said where to go on
+        except OffsetOutOfRangeError as error:  # retention was quicker, or the topic was made anew
+            self._failed("kafka", error)
+            self._forget()
+            return {}
+
+    def _recognise(self, record: Record) -> None:
+        """Looks at a record below the position: it must be the last that was written.
+
+        Raises:
+            SinkError: it is another.
+        """
+        if self._marks.get((record.topic, record.partition)) != mark_of(record):
+            raise SinkError(
+                f"sink {self.name}: {record.topic} partition {record.partition}: another record stands at offset "
+                f"{record.offset} than the one that was written: {ANEW}"
+            )
+
     async def _write(self, consumer: aiokafka.AIOKafkaConsumer, batch: Batch) -> None:
-        begun, generation = time.monotonic(), self._generation
+        begun, generation, outages = time.monotonic(), self._generation, self._outages
         try:
             written = await self._insist(lambda: self._database.write(batch))
         except Fenced as error:
@@ -229,12 +293,21 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 self.name, record.topic, record.partition, record.offset,
             )  # fmt: skip
         self._rows += written.rows
+        self._kafka_wait_s = FIRST_WAIT_S
         moved = {place: move.following for place, move in batch.moves.items()}
         if self._generation == generation:
             self._at.update(moved)
+        if shares(self._own):
+            await self._commit(consumer, moved)
+        if self._outages != outages:
+            self._forget()  # long enough for a topic to be made anew: looks at it again
+
+    async def _commit(self, consumer: aiokafka.AIOKafkaConsumer, moved: Mapping[Place, int]) -> None:
+        """Tells others the lag; the database knows where to go on."""
         try:
-            await consumer.commit({TopicPartition(*place): following for place, following in moved.items()})
-        except KafkaError as error:  # only told to others: the database knows where to go on
+            async with asyncio.timeout(COMMIT_S):
+                await consumer.commit({TopicPartition(*place): following for place, following in moved.items()})
+        except (KafkaError, TimeoutError) as error:
             log.debug("sink %s: the group's offsets aren't committed (%s)", self.name, type(error).__name__)
 
     async def _insist(self, work: Callable[[], T]) -> T:
@@ -249,6 +322,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             try:
                 found = await loop.run_in_executor(self._thread, work)
             except SinkUnavailable as error:
+                self._outages += 1
                 self._failed("database", error)
                 await self._wait(wait_s)
                 wait_s = min(wait_s * 2, LONGEST_WAIT_S)
@@ -257,6 +331,22 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     log.info("sink %s: goes on", self.name)
                     self._said = ""
                 return found
+
+    async def _or_stop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for Kafka, but not longer than the sink is to run.
+
+        Raises:
+            _Stopped: it is to stop; `work` is cancelled.
+        """
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise _Stopped
+        finally:
+            stopped.cancel()
+            task.cancel()
 
     # -- around it ---------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,10 @@ class FakeConsumer:
         self.logs[tp].update({record.offset: record for record in records})
         self.ends[tp] = max(self.logs[tp]) + 1
 
+    def assign(self, tps: Iterable[TopicPartition]) -> None:
+        self.assigned = set(tps)
+        self.positions.clear()
+
     def assignment(self) -> set[TopicPartition]:
         return set(self.assigned)
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import duckdb
 import pytest
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
+from prometheus_client import REGISTRY
 
 from app.commands.sink import run_all
+from app.errors import SinkError, SinkUnavailable
 from app.settings import Settings
 from app.settings_sinks import SinkSettings
+from app.sinks.batch import Batch
+from app.sinks.database import Written
 from app.sinks.duck import Duck
 from app.sinks.sink import Sink
 from app.sinks.tables import TABLES
@@ -21,13 +26,25 @@ from tests.helpers.results import a_record, a_result
 P0, P1 = TopicPartition("ai-results", 0), TopicPartition("ai-results", 1)
 
 
-class Rig:
-    """A sink on a DuckDB file of its own."""
+class Loose(Duck):
+    """A database that is away for some writes."""
 
-    def __init__(self, folder: Path) -> None:
+    away = 0
+
+    def write(self, batch: Batch) -> Written:
+        if self.away:
+            self.away -= 1
+            raise SinkUnavailable("it is away")
+        return super().write(batch)
+
+
+class Rig:
+    """A sink on a DuckDB file of its own; as the kind that shares partitions, unless it is said otherwise."""
+
+    def __init__(self, folder: Path, kind: str = "postgres") -> None:
         self.path = folder / "s.duckdb"
-        self.own = SinkSettings(name="s", path=self.path, flush_s=0)
-        self.database = Duck("s", [TABLES["ai-results"]], self.path)
+        self.own = SinkSettings.model_validate({"name": "s", "kind": kind, "flush_s": 0})
+        self.database = Loose("s", [TABLES["ai-results"]], self.path)
         self.stop = asyncio.Event()
         self.sink = Sink(Settings(), self.own, self.database, self.stop)
 
@@ -48,6 +65,7 @@ class Rig:
             copying.cancel()
             await asyncio.wait([copying])
             self.database.close()
+            self.sink.on_partitions_revoked(())
         if not copying.cancelled():
             copying.result()  # it ended by itself: why?
 
@@ -85,3 +103,148 @@ async def test_an_error_that_nobody_foresaw_ends_its_own_sink_alone(
     broken = Broken("broken", [], tmp_path / "b.duckdb")
     assert await run_all([(SinkSettings(name="broken"), broken)] * 2) == 2
     assert "sink broken: an error that isn't foreseen" in caplog.text
+
+
+def results(*ids: str, first: int = 0, partition: int = 0) -> list[Any]:
+    return [a_record(a_result(each), offset, partition) for offset, each in enumerate(ids, first)]
+
+
+def lost() -> float:
+    return REGISTRY.get_sample_value("headrace_records_lost_total", {"stage": "sink-s", "partition": "0"}) or 0
+
+
+async def test_records_that_retention_removes_before_a_running_sink_has_them_are_counted_once(rig: Rig) -> None:
+    consumer, before = FakeConsumer({P0: results("a", "b")}), lost()
+    await rig.copy(consumer, lambda: consumer.committed == {P0: 2})
+    consumer.starts[P0] = 7
+    consumer.add(P0, *results("h", first=7))
+    consumer.errors = [OffsetOutOfRangeError({P0: 2}), NoOffsetForPartitionError(P0), OffsetOutOfRangeError({P0: 2})]
+    await rig.copy(consumer, lambda: consumer.committed == {P0: 8})
+    assert lost() - before == 5
+    assert rig.rows() == [("a",), ("b",), ("h",)]
+
+
+@pytest.mark.parametrize("ids", [("x", "y"), ("x", "y", "z"), ("x",)], ids=["as long", "longer", "shorter"])
+async def test_a_topic_that_was_made_anew_ends_the_sink(rig: Rig, ids: tuple[str, ...]) -> None:
+    old = FakeConsumer({P0: results("a", "b")})
+    await rig.copy(old, lambda: old.committed == {P0: 2})
+    consumer = FakeConsumer({P0: results(*ids)})
+    with pytest.raises(SinkError, match="made anew"):
+        await rig.copy(consumer, lambda: False)
+    assert rig.rows() == [("a",), ("b",)]
+
+
+async def test_a_topic_that_was_made_anew_while_the_database_was_away_is_noticed(rig: Rig) -> None:
+    consumer = FakeConsumer({P0: results("a", "b")})
+    rig.database.away = 1
+
+    def anew() -> None:
+        rig.database.away = 1
+        consumer.logs[P0] = {record.offset: record for record in results("x", "y", "z")}
+        consumer.ends[P0] = 3
+
+    consumer.during["commit"] = anew
+    with pytest.raises(SinkError, match="partition 0: another record stands at offset 1"):
+        await rig.copy(consumer, lambda: False)
+
+
+async def test_the_record_that_was_written_last_is_seen_again_and_not_written_twice(rig: Rig) -> None:
+    first = FakeConsumer({P0: results("a", "b")})
+    await rig.copy(first, lambda: first.committed == {P0: 2})
+    second = FakeConsumer({P0: results("a", "b", "c")})
+    await rig.copy(second, lambda: second.committed == {P0: 3})
+    compacted = FakeConsumer({P0: results("d", first=5)})  # the last one is gone: nothing speaks against it
+    await rig.copy(compacted, lambda: compacted.committed == {P0: 6})
+    assert rig.rows("SELECT event_id, kafka_offset FROM ai_results ORDER BY 1") == [
+        ("a", 0), ("b", 1), ("c", 2), ("d", 5)
+    ]  # fmt: skip
+
+
+def lag(partition: int) -> float | None:
+    labels = {"sink": "s", "topic": "ai-results", "partition": str(partition)}
+    return REGISTRY.get_sample_value("headrace_sink_lag_records", labels)
+
+
+async def test_markers_of_transactions_are_passed_so_that_lag_ends_at_none(rig: Rig) -> None:
+    consumer = FakeConsumer({P0: results("a"), P1: results("b", partition=1)})
+    consumer.ends[P0] = 2
+    await rig.copy(consumer, lambda: lag(0) == 0 == lag(1))
+    positions = "SELECT kafka_partition, next_offset, last_offset FROM headrace_positions ORDER BY 1"
+    assert rig.rows(positions) == [(0, 2, 0), (1, 1, 0)]
+    consumer.ends[P0] = 3  # an aborted transaction, or one for other partitions
+    await rig.copy(consumer, lambda: consumer.committed[P0] == 3)
+    assert rig.rows(positions) == [(0, 3, 0), (1, 1, 0)]
+    rig.moves(consumer, P1)
+    assert (lag(0), lag(1)) == (None, None)
+
+
+@pytest.mark.parametrize("moment", ["beginning_offsets", "end_offsets", "getmany"])
+async def test_a_sink_stops_while_kafka_does_not_answer(rig: Rig, moment: str) -> None:
+    consumer = FakeConsumer({P0: results("a")})
+    hangs = asyncio.Event()
+
+    async def away() -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    consumer.during[moment] = away
+    rig.database.start()
+    rig.sink.on_partitions_assigned([P0])
+    copying = asyncio.create_task(rig.sink.copy(consumer))
+    await hangs.wait()
+    rig.stop.set()
+    async with asyncio.timeout(10):
+        await asyncio.wait([copying])
+    rig.database.close()
+    assert type(copying.exception()).__name__ == "_Stopped"
+
+
+async def test_a_commit_that_kafka_does_not_answer_holds_nothing_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.sinks.sink.COMMIT_S", 0.05)
+    consumer = FakeConsumer({P0: results("a")})
+    consumer.during["commit"] = lambda: asyncio.Event().wait()
+
+    def more() -> bool:
+        if "commit" not in consumer.during and consumer.ends[P0] == 1:
+            consumer.add(P0, *results("b", first=1))
+        return consumer.committed == {P0: 2}
+
+    await rig.copy(consumer, more)
+    assert rig.rows() == [("a",), ("b",)]
+
+
+async def test_a_file_takes_all_partitions_and_those_that_are_added(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, "duckdb")
+    consumer = FakeConsumer({P0: results("a")})
+    consumer.assigned = set()
+    added = {P1: results("b", partition=1)}
+
+    def until() -> bool:
+        if consumer.positions.get(P0) == 1 and P1 not in consumer.logs:
+            consumer.logs[P1], consumer.starts[P1], consumer.ends[P1] = {r.offset: r for r in added[P1]}, 0, 1
+        return lag(0) == 0 == lag(1)
+
+    await rig.copy(consumer, until)
+    assert rig.rows() == [("a",), ("b",)]
+    assert consumer.committed == {}
+
+
+async def test_a_sink_whose_kafka_takes_connections_and_never_answers_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    connected = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    rig = Rig(tmp_path)
+    address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+    settings = Settings.model_validate({"kafka": {"bootstrap_servers": address}})
+    running = asyncio.create_task(Sink(settings, rig.own, rig.database, rig.stop).run())
+    async with asyncio.timeout(20):
+        await connected.wait()
+        rig.stop.set()
+        await running
+    server.close()
+    assert rig.rows() == []
