@@ -33,7 +33,7 @@ INDEX_BYTES = 10 << 20
 """Kafka preallocates index files of this size for every partition."""
 MIN_FREE_BYTES = 20 * INDEX_BYTES
 """Below this it dies half-started."""
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
 TRAINING_STOP_TIMEOUT_S = 60.0

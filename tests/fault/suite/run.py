@@ -9,6 +9,7 @@ import httpx
 import psutil
 from aiokafka.errors import KafkaError
 
+from app.errors import HeadraceError
 from tests.fault.suite.checker import Findings, Snapshot, check
 from tests.fault.suite.load import PARTITIONS
 from tests.fault.suite.outcome import Outcome, say
@@ -44,11 +45,16 @@ def run(rig: Rig, fault: Callable[[Rig], None], started: list[int] | None = None
         if not rig.expects_stop:
             rig.rest(max(2.0, rig.seconds - (time.monotonic() - flowing)))
             _end(rig, before)
-    except (AssertionError, KafkaError, OSError, httpx.HTTPError) as error:
+    except (AssertionError, HeadraceError, KafkaError, OSError, httpx.HTTPError) as error:
         rig.wrong("run", f"{type(error).__name__}: {error}")
     finally:
-        rig.clean_up()
-    if not rig.outcome.wrong.get("run") and not rig.expects_stop:  # what didn't end lacks things for certain
+        try:
+            rig.clean_up()
+        except AssertionError as error:
+            rig.wrong("clean-up", error)
+    if (
+        not {"run", "clean-up"} & rig.outcome.wrong.keys() and not rig.expects_stop
+    ):  # what didn't end lacks things for certain
         _check(rig)
     left = len(psutil.Process().children(recursive=True)) - children
     if left > 0:
