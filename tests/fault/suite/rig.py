@@ -293,12 +293,12 @@ class Rig:
                     worker.resume()
                 finally:
                     worker.kill()
-        if self.load._thread.is_alive():
-            self.load.end()
-        if self.watch._thread.is_alive():
-            self.watch.end()
         self.stub.kill()
         if self._proxied:
             self.proxy.__exit__()
+        if self.watch._thread.is_alive():
+            self.watch.end()
+        if self.load._thread.is_alive():
+            self.load.end()
         for close in self.closing:
             close()
