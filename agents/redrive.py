@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 import aiokafka
@@ -23,21 +23,16 @@ from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.transaction import acknowledged, new_producer, send_rows
 from app.errors import BrokerError
-from app.logic.redrive import DeadLetter, Selection, examine
+from app.logic.redrive import DeadLetter, Selection, examine, position_of
 from app.settings import Settings
 
-__all__ = ["Marker", "Redrive", "Tally", "group_of", "targets_of"]
+__all__ = ["Marker", "Redrive", "Tally", "editable_of", "group_of", "marker_of", "may_edit", "targets_of"]
 
 log = logging.getLogger("headrace.redrive")
 
 CHUNK_RECORDS = 500
 CHUNK_BYTES = 2 << 20
 """A transaction of this size takes a fraction of a second, so that it can be cut off at any time."""
-
-NEVER = (
-    "dead-letter", "redriven", "workers", "budget-grants", "api-keys", "gateway-replies", "console-users", "console-audit",
-)  # fmt: skip
-"""Topics of ours that no stage reads or writes results to: nothing that claims to come from there is sent back."""
 
 Group = tuple[str, str, str]
 """Reason, stage and topic that it goes to."""
@@ -60,8 +55,33 @@ _decode = msgspec.json.Decoder(Marker).decode
 
 def targets_of(settings: Settings) -> set[str]:
     """The topics that a dead letter may be sent back to."""
-    ours = {settings.topic(topic.name) for topic in topics.OURS if topic.name not in NEVER}
+    ours = {settings.topic(topic.name) for topic in topics.OURS if topic.redrivable}
     return ours | {settings.source_topic(source) for source in settings.sources}
+
+
+def editable_of(settings: Settings) -> set[str]:
+    """Those that it may be sent back to with another value."""
+    ours = {settings.topic(topic.name) for topic in topics.OURS if topic.editable}
+    return ours | {settings.source_topic(source) for source in settings.sources}
+
+
+def may_edit(letter: DeadLetter, editable: Set[str]) -> bool:
+    """Whether it may be sent back with another value: what a stage made isn't to be made up."""
+    return letter.topic in editable and not letter.is_output
+
+
+def marker_of(record: ConsumerRecord[bytes, bytes]) -> tuple[str, Marker | None] | None:
+    """The position that a record of `redriven` is about, and what became of it; None: it isn't a record of ours."""
+    position = (record.key or b"").decode("utf-8", "replace")
+    if position_of(position) is None:
+        return None
+    if record.value is None:
+        return position, None
+    try:
+        return position, _decode(record.value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        log.warning("%s/%d is no marker and is left out (%s)", record.topic, record.offset, type(error).__name__)
+        return None
 
 
 def group_of(letter: DeadLetter) -> Group:
@@ -79,6 +99,8 @@ class Tally:
     no_topic: int = 0
     """Its headers name no topic that may be written."""
     too_often: int = 0
+    withheld: int = 0
+    """Whoever asks may not send it there, or not with another value."""
 
 
 class Redrive:
@@ -91,6 +113,7 @@ class Redrive:
         rate_per_s: records a second; 0: as fast as it goes.
         progress: called with how many records of the dead letter topic were looked at, and how many there are.
         edited: values that are sent instead of those that were received, by position.
+        withheld: topics that nothing is sent to in this run.
     """
 
     def __init__(
@@ -102,19 +125,20 @@ class Redrive:
         rate_per_s: float = 0.0,
         progress: Callable[[int, int], None] = lambda done, total: None,
         edited: Mapping[str, bytes | None] | None = None,
+        withheld: Set[str] = frozenset(),
     ) -> None:
         self._settings, self._selection, self._edited = settings, selection, edited or {}
         self._max_attempts, self._rate, self._progress = max_attempts, rate_per_s, progress
         self._dead, self._markers = settings.topic("dead-letter"), settings.topic("redriven")
-        self._targets = targets_of(settings)
+        self._targets, self._editable, self._withheld = targets_of(settings), editable_of(settings), withheld
         self._done: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self.tally = Tally()
 
-    async def look(self) -> Tally:
-        """What `run` would move. Writes nothing."""
+    async def look(self, *, discard: bool = False) -> Tally:
+        """What `run` (or `discard`) would move. Writes nothing."""
         await self._learn()
-        async for letter in self._letters():
+        async for letter in self._letters(discard=discard):
             self.tally.selected[group_of(letter)] += 1
         return self.tally
 
@@ -174,11 +198,14 @@ class Redrive:
                     self._take_marker(record)
 
     def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
-        position = (record.key or b"").decode("utf-8", "replace")
-        if record.value is None:
+        found = marker_of(record)
+        if found is None:
+            return
+        position, marker = found
+        if marker is None:
             self._done.pop(position, None)
         else:
-            self._done[position] = _decode(record.value).letter_ms
+            self._done[position] = marker.letter_ms
 
     async def _letters(self, *, discard: bool = False) -> AsyncIterator[DeadLetter]:
         """What is selected and may be moved (or discarded), partition by partition."""
@@ -224,11 +251,16 @@ class Redrive:
             return True
         elif letter.topic not in self._counts:
             self.tally.no_topic += 1
+        elif letter.topic in self._withheld or self._made_up(letter):
+            self.tally.withheld += 1
         elif letter.attempt >= self._max_attempts:
             self.tally.too_often += 1
         else:
             return True
         return False
+
+    def _made_up(self, letter: DeadLetter) -> bool:
+        return letter.position in self._edited and not may_edit(letter, self._editable)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -272,8 +304,8 @@ class Redrive:
             starts = {tp.partition: at for tp, at in (await consumer.beginning_offsets(tps)).items()} if tps else {}
         old: list[Row] = []
         for position in self._done:
-            partition, _, offset = position.partition("/")
-            if offset.isdigit() and int(offset) < starts.get(int(partition), 0):
+            place = position_of(position)
+            if place is not None and place[1] < starts.get(place[0], 0):
                 old.append((position.encode(), None, []))
         for at in range(0, len(old), CHUNK_RECORDS):
             await _write(producer, {(self._markers, 0): old[at : at + CHUNK_RECORDS]})

@@ -1,7 +1,7 @@
 """Every topic of ours: key, value, partitions, retention. Made, or only checked, when a worker starts."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiokafka.admin import NewTopic
 from aiokafka.errors import (
@@ -44,35 +44,43 @@ class Topic:
     written_by: str
     raw: bool = False
     """Carries raw records onwards, with our headers."""
+    redrivable: bool = False
+    """Dead letters may be sent back to it: a stage reads it, or writes its results to it."""
+    editable: bool = False
+    """Also with another value: a stage reads raw records or decisions there, and checks them."""
     partitions: int | None = None
     """None: kafka.partitions."""
     config: dict[str, str] = field(default_factory=dict)
 
 
 OURS = (
-    Topic(name="rekeyed", key="event_id", value="the raw record", written_by="ingest", raw=True),
-    Topic(name="clean-events", key="entity", value="the event as received, plus headers", written_by="ingest", raw=True),
+    Topic(name="rekeyed", key="event_id", value="the raw record", written_by="ingest", raw=True, redrivable=True,
+          editable=True),
+    Topic(name="clean-events", key="entity", value="the event as received, plus headers", written_by="ingest", raw=True,
+          redrivable=True),
     Topic(name="window-events", key="entity", value="the raw record of an event for the stage `windows`",
-          written_by="ingest", raw=True),
+          written_by="ingest", raw=True, redrivable=True, editable=True),
     Topic(
-        name="sink-noise", key="entity", value="noise, kept for audit", written_by="ingest", raw=True,
+        name="sink-noise", key="entity", value="noise, kept for audit", written_by="ingest", raw=True, redrivable=True,
         config={"retention.ms": str(DAY_MS)},
     ),
     Topic(name="dead-letter", key="as received", value="the bytes as received", written_by="all stages", raw=True),
-    Topic(name="agg-events", key="entity", value="closed window", written_by="ingest, windows"),
+    Topic(name="agg-events", key="entity", value="closed window", written_by="ingest, windows", redrivable=True),
     Topic(name="late-events", key="entity", value="event that missed a window", written_by="ingest, windows",
-          raw=True),
-    Topic(name="agent-trigger", key="entity", value="incident", written_by="ingest, windows"),
+          raw=True, redrivable=True),
+    Topic(name="agent-trigger", key="entity", value="incident", written_by="ingest, windows", redrivable=True),
     Topic(name="model-requests", key="hash of task and text", value="event that no rule decided", written_by="ingest",
-          raw=True),
+          raw=True, redrivable=True, editable=True),
     Topic(
         name="ai-results", key="event_id", value="one result per event", written_by="ingest, classify, review",
-        config={"cleanup.policy": "compact,delete"},
+        redrivable=True, config={"cleanup.policy": "compact,delete"},
     ),
-    Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True),
+    Topic(name="manual-review", key="event_id", value="event that no model could decide", written_by="classify", raw=True,
+          redrivable=True),
     Topic(name="review-decisions", key="event_id", value="review that was opened, or what a person decided",
-          written_by="classify, console", raw=True),
-    Topic(name="budget", key="task and day, or provider", value="lease that is asked for or given back", written_by="classify"),
+          written_by="classify, console", raw=True, redrivable=True, editable=True),
+    Topic(name="budget", key="task and day, or provider", value="lease that is asked for or given back", written_by="classify",
+          redrivable=True),
     Topic(
         name="budget-grants", key="task and day, or provider", value="lease that is granted, or refused", written_by="budget",
         partitions=1, config={"retention.ms": str(DAY_MS)},
@@ -113,9 +121,9 @@ def topics(settings: Settings) -> list[Topic]:
         if topic.raw:
             config["max.message.bytes"] = limit
         found.append(
-            Topic(
-                name=settings.topic(topic.name), key=topic.key, value=topic.value, written_by=topic.written_by,
-                raw=topic.raw, partitions=topic.partitions or settings.kafka.partitions, config=config,
+            replace(
+                topic, name=settings.topic(topic.name), partitions=topic.partitions or settings.kafka.partitions,
+                config=config,
             )
         )  # fmt: skip
     return found

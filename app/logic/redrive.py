@@ -4,6 +4,7 @@ A record that is sent back has its key, value and headers as they were received,
 and two headers of ours: how often it was sent back, and where it was read the first time.
 """
 
+import hashlib
 from collections.abc import Set
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ __all__ = ["ATTEMPT", "ORIGIN", "DeadLetter", "Selection", "examine", "position_
 ATTEMPT, ORIGIN = "headrace.redrive-attempt", "headrace.redrive-origin"
 
 TOO_LARGE = "output-too-large"
+TOLD_IDS = 20
+"""An audit record is read by people."""
 _CONNECT = "__connect.errors."
 _ADDED = {
     *(f"{_CONNECT}{name}" for name in ("topic", "partition", "offset", "connector.name", "task.id", "stage", "class.name")),
@@ -61,6 +64,11 @@ class DeadLetter:
     def position(self) -> str:
         """Names it, as `partition/offset` of the dead letter topic."""
         return f"{self.partition}/{self.offset}"
+
+    @property
+    def is_output(self) -> bool:
+        """A stage made it, and it was too large for its topic."""
+        return self.reason == TOO_LARGE
 
     @property
     def event_id(self) -> str:
@@ -130,6 +138,8 @@ class Selection:
     stages: Set[str] = field(default_factory=frozenset)
     fields: Set[str] = field(default_factory=frozenset)
     """Fields at fault; empty text is the whole record."""
+    topics: Set[str] = field(default_factory=frozenset)
+    """Where they'd be sent back to; empty text: where they can't be."""
     ids: Set[str] = field(default_factory=frozenset)
     """Event ids, or positions as `partition/offset`."""
     since_ms: int | None = None
@@ -142,11 +152,25 @@ class Selection:
         found = [place for each in self.ids if (place := position_of(each)) is not None]
         return sorted(found) if found and len(found) == len(self.ids) else None
 
+    @property
+    def told(self) -> dict[str, object]:
+        """What it asks for, for an audit record. Of many ids their number and hash, SHA-256 of the sorted lines."""
+        sets = {"reasons": self.reasons, "stages": self.stages, "fields": self.fields, "topics": self.topics}
+        found: dict[str, object] = {name: sorted(each) for name, each in sets.items() if each}
+        found |= {n: at for n, at in (("since_ms", self.since_ms), ("until_ms", self.until_ms)) if at is not None}
+        if len(self.ids) > TOLD_IDS:
+            lines = "\n".join(sorted(self.ids)).encode("utf-8", "surrogatepass")
+            found["ids"] = {"count": len(self.ids), "sha256": hashlib.sha256(lines).hexdigest()}
+        elif self.ids:
+            found["ids"] = sorted(self.ids)
+        return found
+
     def takes(self, letter: DeadLetter) -> bool:
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (not self.stages or letter.stage in self.stages)
             and (not self.fields or letter.field in self.fields)
+            and (not self.topics or letter.topic in self.topics)
             and (self.since_ms is None or letter.at_ms >= self.since_ms)
             and (self.until_ms is None or letter.at_ms < self.until_ms)
             and (not self.ids or letter.position in self.ids or letter.event_id in self.ids)

@@ -9,15 +9,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as made
+from typing import Any
 
 import aiokafka
-import msgspec
 from aiokafka.errors import KafkaError
-from aiokafka.structs import TopicPartition
+from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from agents.redrive import Marker, Redrive, Tally, targets_of
+from agents.redrive import Marker, Redrive, Tally, editable_of, marker_of, may_edit, targets_of
 from app import topics
 from app.delivery.probe import probe, read_tail, record_at
+from app.errors import HeadraceError
 from app.logic.redrive import DeadLetter, Selection, examine, position_of
 from app.settings import Settings
 from models.events import Headers
@@ -33,6 +34,13 @@ MAX_GROUPS = 500
 SHOWN_CHARS = 200
 MAX_ATTEMPTS = 5
 """What came back so often isn't sent again before somebody finds out why; as `headrace redrive` has it."""
+
+
+Progress = Callable[[int, int], None]
+"""Told how many records were looked at, and how many there are."""
+
+
+def _no_progress(done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +87,18 @@ class Group:
     stage: str
     topic: str
     """Where they'd be sent back to; empty when they can't be."""
+    mixed: bool = False
+    """Of all other reasons, fields, stages and topics, that there were too many of."""
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
     rows: list[Row] = made(default_factory=list)
     """The newest."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names it, also in the next scan."""
+        return () if self.mixed else (self.reason, self.field, self.stage, self.topic)
 
     def selection(self, wanted: Wanted) -> Selection | None:
         """What an action on the whole group is about; None where that can't be said.
@@ -91,10 +106,12 @@ class Group:
         Without a search text it is all that there was when the scan met the newest, also what the scan didn't come to. With
         one it is the rows that are shown, if these are all that were found.
         """
+        if self.mixed:
+            return None
         if not wanted.text:
             return Selection(
                 reasons=frozenset([self.reason]), fields=frozenset([self.field]), stages=frozenset([self.stage]),
-                since_ms=wanted.since_ms, until_ms=self.last_ms + 1,
+                topics=frozenset([self.topic]), since_ms=wanted.since_ms, until_ms=self.last_ms + 1,
             )  # fmt: skip
         return Selection(ids=frozenset(row.position for row in self.rows)) if self.count == len(self.rows) else None
 
@@ -144,7 +161,8 @@ class Letters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._dead, self._redriven = settings.topic("dead-letter"), settings.topic("redriven")
-        self._targets = targets_of(settings)
+        self._targets, self._editable = targets_of(settings), editable_of(settings)
+        self._decisions = settings.topic("review-decisions")
         self._markers: dict[str, Marker] = {}
         self._markers_next = 0
         self._writing = asyncio.Lock()
@@ -175,7 +193,7 @@ class Letters:
                     if letter is None:
                         found.groups = _sorted(groups)
                         yield found
-        except (KafkaError, OSError, TimeoutError):
+        except (HeadraceError, KafkaError, OSError, TimeoutError):
             found.partial = "kafka"
         found.groups, found.seconds, found.done = _sorted(groups), time.monotonic() - begun, True
         yield found
@@ -213,12 +231,10 @@ class Letters:
         handled = self._handled(letter) is not None
         if (handled and not wanted.handled) or not _has(letter, wanted.text):
             return
-        key = (letter.reason, letter.field, letter.stage, letter.topic)
-        group = groups.get(key)
-        if group is None:
-            if len(groups) >= MAX_GROUPS:
-                key = ("", "", "", "")
-            group = groups.setdefault(key, Group(reason=key[0], field=key[1], stage=key[2], topic=key[3]))
+        new = Group(reason=letter.reason, field=letter.field, stage=letter.stage, topic=letter.topic)
+        if new.key not in groups and len(groups) >= MAX_GROUPS:
+            new = Group(reason="", field="", stage="", topic="", mixed=True)
+        group = groups.setdefault(new.key, new)
         group.count += 1
         group.first_ms = min(group.first_ms or letter.at_ms, letter.at_ms)
         group.last_ms = max(group.last_ms, letter.at_ms)
@@ -239,12 +255,18 @@ class Letters:
         if end < self._markers_next:  # the topic was made anew
             self._markers, self._markers_next = {}, 0
         async for record in read_tail(consumer, tp, max(start, self._markers_next), end):
-            position = (record.key or b"").decode("utf-8", "replace")
-            if record.value is None:
-                self._markers.pop(position, None)
-            else:
-                self._markers[position] = msgspec.json.decode(record.value, type=Marker)
+            self._take_marker(record)
         self._markers_next = end
+
+    def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
+        found = marker_of(record)
+        if found is None:
+            return
+        position, marker = found
+        if marker is None:
+            self._markers.pop(position, None)
+        else:
+            self._markers[position] = marker
 
     async def open(self, position: str) -> Opened | None:
         """One dead letter; None where there is none at that position (any more)."""
@@ -265,23 +287,33 @@ class Letters:
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
+    def withheld(self, *, may_review: bool) -> frozenset[str]:
+        """Topics that somebody may send nothing to: what goes to the reviewers' is a decision, or opens a review."""
+        return frozenset() if may_review else frozenset([self._decisions])
+
+    def editable(self, letter: DeadLetter) -> bool:
+        """Whether it may be sent back with another value, by who may send it back."""
+        return may_edit(letter, self._editable)
+
     async def look(
-        self, selection: Selection, *, progress: Callable[[int, int], None] = lambda done, total: None
+        self, selection: Selection, *, may_review: bool, discard: bool = False, progress: Progress = _no_progress
     ) -> Tally:
-        """What `redrive` would move. Writes nothing."""
-        return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress).look()
+        """What `redrive` (or `discard`) would move. Writes nothing."""
+        return await self._run(selection, progress, withheld=self.withheld(may_review=may_review)).look(discard=discard)
 
     async def redrive(
         self,
         selection: Selection,
         *,
+        may_review: bool,
         edited: Mapping[str, bytes | None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = _no_progress,
     ) -> Tally:
         """Sends back what is selected, each once; one run at a time.
 
         Args:
             selection: which.
+            may_review: whoever asks may decide reviews too.
             edited: other values, by position.
             progress: how many records were looked at, of how many.
 
@@ -289,21 +321,21 @@ class Letters:
             BrokerError: Kafka fails, or another program began a redrive; what was moved is marked. Retryable.
         """
         async with self._writing:
-            run = Redrive(
-                self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, edited=edited
-            )  # fmt: skip
-            return await run.run()
+            return await self._run(
+                selection, progress, withheld=self.withheld(may_review=may_review), edited=edited
+            ).run()
 
-    async def discard(
-        self, selection: Selection, *, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Tally:
+    async def discard(self, selection: Selection, *, progress: Progress = _no_progress) -> Tally:
         """Notes that nothing is to be done with what is selected: it isn't shown and isn't sent back any more.
 
         Raises:
             BrokerError: as `redrive`.
         """
         async with self._writing:
-            return await Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress).discard()
+            return await self._run(selection, progress).discard()
+
+    def _run(self, selection: Selection, progress: Progress, **rules: Any) -> Redrive:
+        return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, **rules)
 
 
 def _spent(found: Found, budget: Budget) -> str:

@@ -68,7 +68,9 @@ async def test_an_edited_one_goes_to_its_stage_with_attempt_and_origin_and_is_no
     assert opened is not None
     assert (opened.text, opened.letter.topic_partition, opened.marker) == ('{"event_id":"a2"}', 2, None)
     assert dict(opened.headers)["headrace.reason"] == b"bad-time"
-    done = await letters.redrive(Selection(ids={position}), edited={position: b'{"event_id":"a2","mended":1}'})
+    done = await letters.redrive(
+        Selection(ids={position}), may_review=False, edited={position: b'{"event_id":"a2","mended":1}'}
+    )
     assert done.moved.total() == 1
     (record,) = await moved(settings)
     assert (record.key, record.value, record.partition) == (b"k2", b'{"event_id":"a2","mended":1}', 2)
@@ -76,7 +78,7 @@ async def test_an_edited_one_goes_to_its_stage_with_attempt_and_origin_and_is_no
         "note": None, "headrace.redrive-attempt": b"1",
         "headrace.redrive-origin": f"{settings.topic('raw-events')}/2/2".encode(),
     }  # fmt: skip
-    again = await letters.redrive(Selection(ids={position}), edited={position: b"{}"})
+    again = await letters.redrive(Selection(ids={position}), may_review=False, edited={position: b"{}"})
     assert (again.moved.total(), again.already) == (0, 1)
     assert [group.count for group in (await scanned(letters)).groups] == [3]
     assert [group.count for group in (await scanned(letters, handled=True)).groups] == [4]
@@ -93,7 +95,7 @@ async def test_what_is_discarded_is_not_shown_and_no_redrive_moves_it(settings: 
     group = next(group for group in (await scanned(letters)).groups if group.reason == "too-deep")
     selection = group.selection(Wanted())
     assert selection is not None
-    assert (await letters.look(selection)).selected.total() == 3
+    assert (await letters.look(selection, may_review=False, discard=True)).selected.total() == 3
     done = await letters.discard(selection, progress=lambda *at: progress.append(at))
     assert done.selected.total() == 3
     assert progress[-1] == (8, 8)

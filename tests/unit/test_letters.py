@@ -84,3 +84,27 @@ def test_headers_of_strangers_make_no_more_groups_than_can_be_shown(
     monkeypatch.setattr("app.web.letters.MAX_GROUPS", 5)
     groups = grouped(letters, [letter(n, field=f"f{n}") for n in range(50)])
     assert [group.count for group in groups] == [1, 1, 1, 1, 1, 45]
+    assert [group.selection(Wanted()) is None for group in groups] == [False] * 5 + [True]
+
+
+def test_what_names_nothing_is_a_group_of_its_own_beside_those_that_there_were_too_many_of(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.web.letters.MAX_GROUPS", 1)
+    foreign = examine(Received("dead-letter", 0, 0, 5000, None, b"x", []), {"raw-events"})
+    one, rest = grouped(letters, [foreign, letter(1)])
+    assert (one.reason, one.mixed, one.count, rest.mixed, rest.count) == ("", False, 1, True, 1)
+    selection = one.selection(Wanted())
+    assert selection is not None
+    assert (selection.takes(foreign), selection.takes(letter(1))) == (True, False)
+
+
+def test_a_group_s_action_leaves_what_would_go_to_another_topic(letters: Letters) -> None:
+    raw = Received("other", 0, 1, 1000, b"k", b"{}")
+    headers = dead_headers(raw, Bad(reason="bad-time", field="event_time", message="m"), "ingest-raw-events")
+    elsewhere = examine(Received("dead-letter", 0, 1, 5001, b"k", b"{}", headers), {"raw-events", "other"})
+    one, other = grouped(letters, [letter(1), elsewhere])
+    assert (one.topic, other.topic) == ("raw-events", "other")
+    selection = one.selection(Wanted())
+    assert selection is not None
+    assert (selection.takes(letter(1)), selection.takes(elsewhere)) == (True, False)

@@ -1,11 +1,18 @@
 """What a dead letter becomes when it is sent back."""
 
+import hashlib
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agents.redrive import Redrive, editable_of, targets_of
+from app.errors import BrokerError
 from app.logic.dead import dead_headers
-from app.logic.redrive import Selection, examine
+from app.logic.redrive import DeadLetter, Selection, examine
+from app.settings import load
+from app.web.letters import Budget, Letters, Wanted
 from models.events import Bad, Headers, Received, Record
 from tests.helpers.records import record
 
@@ -99,6 +106,8 @@ def test_the_event_id_is_found_where_there_is_one(value: bytes | None, event_id:
         ({"reasons": {"too-deep"}}, False),
         ({"stages": {"ingest-src"}, "reasons": {"bad-time"}}, True),
         ({"stages": {"classify"}}, False),
+        ({"topics": {"events"}}, True),
+        ({"topics": {"", "others"}}, False),
         ({"ids": {"e1"}}, True),
         ({"ids": {"1/9"}}, True),
         ({"ids": {"1/8"}}, False),
@@ -110,3 +119,70 @@ def test_the_event_id_is_found_where_there_is_one(value: bytes | None, event_id:
 def test_a_selection_takes_what_meets_all_of_it(selection: dict[str, Any], taken: bool) -> None:
     letter = examine(dead(record(b'{"event_id": "e1"}')), TARGETS)
     assert Selection(**selection).takes(letter) == taken
+
+
+def test_of_many_ids_an_audit_record_has_their_number_and_hash() -> None:
+    ids = {f"0/{n}" for n in range(21)}
+    told = Selection(ids=ids, topics={""}, since_ms=0).told
+    assert told == {
+        "topics": [""], "since_ms": 0,
+        "ids": {"count": 21, "sha256": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()},
+    }  # fmt: skip
+    assert Selection(ids={"1/2", "1/1"}).told == {"ids": ["1/1", "1/2"]}
+
+
+def test_only_topics_that_stages_read_or_write_results_to_take_dead_letters_back() -> None:
+    ours = targets_of(load()) - {"raw-events"}
+    assert ours == {
+        "rekeyed", "clean-events", "window-events", "sink-noise", "agg-events", "late-events", "agent-trigger",
+        "model-requests", "ai-results", "manual-review", "review-decisions", "budget",
+    }  # fmt: skip
+    assert editable_of(load()) == {"raw-events", "rekeyed", "window-events", "model-requests", "review-decisions"}
+
+
+def of(topic: str, reason: str = "bad-time", offset: int = 0) -> DeadLetter:
+    headers = dead_headers(Received(topic, 0, 1, 1, b"k", b"{}"), Bad(reason=reason, field=topic, message="m"), "stage")
+    return examine(Received("dead-letter", 0, offset, 5, b"k", b"{}", headers), targets_of(load()))
+
+
+def test_a_run_withholds_topics_and_makes_nothing_up() -> None:
+    edited = {"0/1": b"mine", "0/2": b"mine", "0/3": b"mine"}
+    run = Redrive(load(), Selection(), max_attempts=5, edited=edited, withheld={"review-decisions"})
+    run._counts = dict.fromkeys(targets_of(load()), 1)
+    letters = [
+        of("review-decisions"), of("ai-results", offset=1), of("model-requests", "output-too-large", 2),
+        of("raw-events", offset=3), of("ai-results", offset=4),
+    ]  # fmt: skip
+    assert [run._may_move(each, discard=False) for each in letters] == [False, False, False, True, True]
+    assert run.tally.withheld == 3
+    assert all(run._may_move(each, discard=True) for each in letters)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(b"0/1", b"{}"), (b"0/1", b"\xff"), (b"0/1", b"[" * 100_000), (b"x/1", b"{}"), (b"\xff", None), (None, None)],
+)
+async def test_strange_records_among_the_markers_are_left_out(key: bytes | None, value: bytes | None) -> None:
+    strange: Any = SimpleNamespace(topic="redriven", offset=3, key=key, value=value)
+    good: Any = SimpleNamespace(
+        topic="redriven", offset=4, key=b"0/7", value=b'{"letter_ms":5,"at_ms":6,"to":"t","attempt":1}'
+    )
+    run, letters = Redrive(load(), Selection(), max_attempts=5), Letters(load())
+    for each in (strange, good):
+        run._take_marker(each)
+        letters._take_marker(each)
+    assert (run._done, list(letters._markers)) == ({"0/7": 5}, ["0/7"])
+
+
+async def test_a_scan_that_kafka_refuses_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*asked: Any) -> dict[str, int]:
+        raise BrokerError("not now")
+
+    monkeypatch.setattr("app.topics.counts", refused)
+    monkeypatch.setattr("app.web.letters.probe", lambda kafka: nullcontext(SimpleNamespace(topics=no_topics)))
+    (found,) = [found async for found in Letters(load()).scan(Wanted(), Budget())]
+    assert (found.partial, found.done, found.groups) == ("kafka", True, [])
+
+
+async def no_topics() -> set[str]:
+    return set()

@@ -1,19 +1,19 @@
 """One dead letter: why it is one, its bytes, headers and place; to be mended and sent back, or discarded."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlencode
 
 from nicegui import ui
 
 from agents.redrive import Tally
 from app.logic.redrive import Selection
-from app.web.console.audit import audit
+from app.web.console.audit import audit, note_anyway
 from app.web.console.context import Visit
-from app.web.console.parts import SHOWN_BYTES, confirmed, facts, failing, printable
+from app.web.console.parts import FAILURES, SHOWN_BYTES, confirmed, facts, failing, printable
 from app.web.console.roles import allowed
 from app.web.letters import Opened
 
-__all__ = ["LetterPanel", "edited_value", "left_over"]
+__all__ = ["LetterPanel", "audited", "edited_value", "left_over"]
 
 EDITED_BYTES = 256 << 10
 """A larger value isn't edited in a browser: a message of more than 1 MB is refused, and it would be slow before that."""
@@ -104,12 +104,12 @@ class LetterPanel:
         return editor
 
     def _editable(self, opened: Opened) -> bool:
-        return self._may_send(opened) and bool(opened.letter.topic) and opened.marker is None
+        may_edit = self.visit.console.letters.editable(opened.letter)
+        return may_edit and self._may_send(opened) and opened.marker is None
 
     def _may_send(self, opened: Opened) -> bool:
-        """What is sent to the reviewers' topic is a decision: that needs who may decide as well."""
-        decides = opened.letter.topic == self.visit.console.settings.topic("review-decisions")
-        return self.visit.may("operator") and (not decides or self.visit.may("reviewer"))
+        withheld = self.visit.console.letters.withheld(may_review=self.visit.may("reviewer"))
+        return self.visit.may("operator") and opened.letter.topic not in withheld
 
     def _headers(self, opened: Opened) -> None:
         with ui.expansion(self.t("headers", count=len(opened.headers))).classes("w-full"):
@@ -152,9 +152,12 @@ class LetterPanel:
             return
         with failing(self.visit):
             detail = {"reason": letter.reason, "to": letter.topic, "edited": edited is not None}
-            await audit(self.visit, "redrive", f"dead-letter/{letter.position}", detail)
             values = {} if edited is None else {letter.position: edited}
-            done = await self.visit.console.letters.redrive(Selection(ids={letter.position}), edited=values)
+            letters, selection = self.visit.console.letters, Selection(ids={letter.position})
+            done = await audited(
+                self.visit, "redrive", f"dead-letter/{letter.position}", detail,
+                lambda: letters.redrive(selection, may_review=self.visit.may("reviewer"), edited=values),
+            )  # fmt: skip
             moved = done.moved.total()
             ui.notify(t("moved", count=moved) + left_over(self.visit, done), type="positive" if moved else "warning")
             self.dialog.close()
@@ -165,22 +168,65 @@ class LetterPanel:
         if not await confirmed(self.visit, t("discard"), t("would_discard", count=1), t("discard")):
             return
         with failing(self.visit):
-            await audit(self.visit, "discard", f"dead-letter/{letter.position}", {"reason": letter.reason})
-            done = await self.visit.console.letters.discard(Selection(ids={letter.position}))
-            ui.notify(t("discarded", count=done.selected.total()), type="positive")
+            letters, selection = self.visit.console.letters, Selection(ids={letter.position})
+            done = await audited(
+                self.visit, "discard", f"dead-letter/{letter.position}", {"reason": letter.reason},
+                lambda: letters.discard(selection),
+            )  # fmt: skip
+            ui.notify(t("discarded", count=done.moved.total()), type="positive")
             self.dialog.close()
             await self._changed()
 
 
 def edited_value(opened: Opened, text: str) -> bytes | None:
-    """The value that was typed; None where it is still the one that was received. Browsers make all line ends `LF`."""
-    was = (opened.text or "").replace("\r\n", "\n").replace("\r", "\n")
-    return None if text == was else text.encode("utf-8", "replace")
+    """The value that was typed; None where it is still the one that was received.
+
+    Browsers make all line ends `LF`, once somebody types: where all were `CRLF`, they are again.
+    """
+    was, typed = _lf(opened.text or ""), _lf(text)
+    if typed == was:
+        return None
+    whole = (opened.text or "").replace("\r\n", "")
+    if "\n" in was and not ("\n" in whole or "\r" in whole):
+        typed = typed.replace("\n", "\r\n")
+    return typed.encode("utf-8", "replace")
+
+
+def _lf(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+async def audited(
+    visit: Visit, action: str, target: str, detail: Mapping[str, object], run: Callable[[], Awaitable[Tally]]
+) -> Tally:
+    """Runs what is audited before, and tells in a second record, `ACTION-done`, what came of it.
+
+    Raises:
+        NotAudited: the first can't be written; nothing is done.
+        BrokerError: the run failed, and the second record says so.
+    """
+    await audit(visit, action, target, detail)
+
+    async def tell(what: Mapping[str, object]) -> None:
+        await note_anyway(visit.console, visit.session.user, visit.address, f"{action}-done", target, what)
+
+    try:
+        done = await run()
+    except FAILURES as error:
+        await tell({"failed": type(error).__name__})
+        raise
+    moved = [{"reason": reason, "stage": stage, "to": to, "count": n} for (reason, stage, to), n in done.moved.items()]
+    left = {"already": done.already, "too_often": done.too_often, "no_topic": done.no_topic, "withheld": done.withheld}
+    await tell({"moved": moved, "left": {why: count for why, count in left.items() if count}})
+    return done
 
 
 def left_over(visit: Visit, tally: Tally) -> str:
     """What a run left alone, and why."""
-    parts = [("left_already", tally.already), ("left_too_often", tally.too_often), ("left_no_topic", tally.no_topic)]
+    parts = [
+        ("left_already", tally.already), ("left_too_often", tally.too_often), ("left_no_topic", tally.no_topic),
+        ("left_withheld", tally.withheld),
+    ]  # fmt: skip
     return "".join(f"; {visit.t(key, count=count)}" for key, count in parts if count)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from nicegui import background_tasks, ui
 from nicegui.events import GenericEventArguments
 
-from app.web.console.audit import audit
 from app.web.console.context import Visit
-from app.web.console.pages.letter import LetterPanel, left_over
+from app.web.console.pages.letter import LetterPanel, audited, left_over
 from app.web.console.parts import FAILURES, confirmed, failing, why
 from app.web.console.roles import allowed
 from app.web.letters import Budget, Found, Group, Wanted
@@ -38,6 +37,8 @@ class View:
         self.wanted = Wanted(text=visit.query.get("text", "")[:200])
         self.found = Found()
         self.group: Group | None = None
+        """What is shown of the chosen one; None until a scan meets it (again)."""
+        self._chosen: tuple[str, ...] | None = None
         self._task: asyncio.Task[None] | None = None
         self._changing = False
         self._moved_at = 0.0
@@ -63,11 +64,27 @@ class View:
         self.groups = ui.table(rows=[], columns=self._group_columns(), row_key="id").classes("w-full")
         self.groups.props("flat bordered data-mark=groups").on("rowClick", allowed("viewer")(self._choose))
         self.empty = ui.label(t("letters_none")).props("data-mark=none")
-        self.actions = ui.column().classes("w-full")
+        self._draw_actions()
         self.rows = ui.table(rows=[], columns=self._row_columns(), row_key="position", pagination=20).classes("w-full")
         self.rows.props("flat bordered data-mark=letters").on("rowClick", allowed("viewer")(self._open))
         self.panel = LetterPanel(self.visit, self.look)
         self._show()
+
+    def _draw_actions(self) -> None:
+        """What is done with the group that is chosen: made once, for a scan goes on while it is used."""
+        t, may = self.t, self.visit.may("operator")
+        with ui.row().classes("items-center w-full") as self.actions:
+            self.title = ui.label().classes("text-subtitle1").props("data-mark=group")
+            self.newest = ui.label().classes("opacity-70")
+            self.redrive = self.discard = None
+            if may:
+                redrive, discard = allowed("operator")(self._redrive), allowed("operator")(self._discard)
+                self.redrive = ui.button(t("redrive_all"), icon="replay", on_click=redrive)
+                self.redrive.props("data-mark=redrive-all")
+                self.discard = ui.button(t("discard_all"), icon="delete", on_click=discard)
+                self.discard.props("flat data-mark=discard-all")
+            self.bar = ui.linear_progress(show_value=False).classes("w-full")
+            self.bar.set_visibility(False)
 
     def _group_columns(self) -> list[dict[str, Any]]:
         names = ("reason", "field", "of_stage", "count", "first", "last", "goes_to")
@@ -90,22 +107,21 @@ class View:
         ) + (f" · {t('partial', why=t('partial_' + found.partial))}" if found.partial else "")  # fmt: skip
         self.groups.rows = [
             {
-                "id": n, "reason": group.reason or "–", "field": group.field or "–", "of_stage": group.stage or "–",
+                "id": n, "reason": t("group_mixed") if group.mixed else _or_dash(group.reason),
+                "field": _or_dash(group.field), "of_stage": _or_dash(group.stage), "goes_to": _or_dash(group.topic),
                 "count": group.count, "first": self.visit.time(group.first_ms), "last": self.visit.time(group.last_ms),
-                "goes_to": group.topic or "–",
             }
             for n, group in enumerate(found.groups)
         ]  # fmt: skip
         self.groups.update()
         self.groups.set_visibility(bool(found.groups))
         self.empty.set_visibility(found.done and not found.groups)
-        if self.group is not None:
-            self.group = next((group for group in found.groups if _key(group) == _key(self.group)), None)
+        self.group = next((group for group in found.groups if group.key == self._chosen), None)
         self._show_group()
 
     def _show_group(self) -> None:
         group, t = self.group, self.t
-        self.actions.clear()
+        self.actions.set_visibility(group is not None)
         self.rows.set_visibility(group is not None)
         if group is None:
             return
@@ -118,18 +134,17 @@ class View:
             for row in group.rows
         ]  # fmt: skip
         self.rows.update()
-        with self.actions, ui.row().classes("items-center w-full"):
-            name = f"{group.reason or '–'} · {group.field or '–'} · {group.stage or '–'}"
-            ui.label(t("group", name=name, count=f"{group.count:,}")).classes("text-subtitle1")
-            if len(group.rows) < group.count:
-                ui.label(t("newest", count=len(group.rows))).classes("opacity-70")
-            if self.visit.may("operator") and group.selection(self.wanted) is not None:
-                redrive, discard = allowed("operator")(self._redrive), allowed("operator")(self._discard)
-                if group.topic:
-                    ui.button(t("redrive_all"), icon="replay", on_click=redrive).props("data-mark=redrive-all")
-                ui.button(t("discard_all"), icon="delete", on_click=discard).props("flat data-mark=discard-all")
-            self.bar = ui.linear_progress(show_value=False).classes("w-full")
-            self.bar.set_visibility(False)
+        name = t("group_mixed") if group.mixed else " · ".join(map(_or_dash, group.key[:3]))
+        self.title.text = t("group", name=name, count=f"{group.count:,}")
+        self.newest.text = t("newest", count=len(group.rows))
+        self.newest.set_visibility(len(group.rows) < group.count)
+        if self.redrive is not None and self.discard is not None:
+            known = group.selection(self.wanted) is not None
+            self.redrive.set_visibility(known and bool(group.topic) and group.topic not in self._withheld())
+            self.discard.set_visibility(known)
+
+    def _withheld(self) -> frozenset[str]:
+        return self.visit.console.letters.withheld(may_review=self.visit.may("reviewer"))
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +155,7 @@ class View:
         since_ms = int((time.time() - age_s) * 1000) if age_s else None
         self.wanted = Wanted(text=(self.text.value or "")[:200], since_ms=since_ms, handled=bool(self.handled.value))
         self.found = Found()
+        self._show()  # nothing of the search before may be sent back as if it were of this one
         background_tasks.create(self.scan())
 
     async def scan(self) -> None:
@@ -175,6 +191,7 @@ class View:
         number = event.args[1].get("id")
         if isinstance(number, int) and 0 <= number < len(self.found.groups):
             self.group = self.found.groups[number]
+            self._chosen = self.group.key
             self._show_group()
 
     async def _open(self, event: GenericEventArguments) -> None:
@@ -190,34 +207,46 @@ class View:
             return
         with failing(self.visit):
             with self._working():
-                would = await letters.look(selection, progress=self._progress)
+                would = await letters.look(selection, may_review=self.visit.may("reviewer"), progress=self._progress)
             count = would.selected.total()
             detail = t("would_move", count=f"{count:,}", topic=group.topic) + left_over(self.visit, would)
-            if not count or not await confirmed(self.visit, t("redrive_all"), detail, t("redrive")):
-                if not count:
-                    ui.notify(detail)
+            if not count:
+                ui.notify(detail)
                 return
-            await audit(self.visit, "redrive", f"group {group.reason}/{group.field}/{group.stage}", {"count": count})
+            if not await confirmed(self.visit, t("redrive_all"), detail, t("redrive")):
+                return
             with self._working():
-                done = await letters.redrive(selection, progress=self._progress)
+                done = await audited(
+                    self.visit, "redrive", "dead-letter", {"count": count, "selection": selection.told},
+                    lambda: letters.redrive(
+                        selection, may_review=self.visit.may("reviewer"), progress=self._progress
+                    ),
+                )  # fmt: skip
             ui.notify(t("moved", count=f"{done.moved.total():,}") + left_over(self.visit, done), type="positive")
             await self.look()
 
     async def _discard(self) -> None:
+        """All of the group."""
         group, letters, t = self.group, self.visit.console.letters, self.t
         selection = None if group is None else group.selection(self.wanted)
         if group is None or selection is None or self._changing:
             return
         with failing(self.visit):
-            detail = t("would_discard", count=f"{group.count:,}")
+            with self._working():
+                would = await letters.look(selection, may_review=False, discard=True, progress=self._progress)
+            count = would.selected.total()
+            detail = t("would_discard", count=f"{count:,}") + left_over(self.visit, would)
+            if not count:
+                ui.notify(detail)
+                return
             if not await confirmed(self.visit, t("discard_all"), detail, t("discard")):
                 return
-            await audit(
-                self.visit, "discard", f"group {group.reason}/{group.field}/{group.stage}", {"count": group.count}
-            )
             with self._working():
-                done = await letters.discard(selection, progress=self._progress)
-            ui.notify(t("discarded", count=f"{done.selected.total():,}"), type="positive")
+                done = await audited(
+                    self.visit, "discard", "dead-letter", {"count": count, "selection": selection.told},
+                    lambda: letters.discard(selection, progress=self._progress),
+                )  # fmt: skip
+            ui.notify(t("discarded", count=f"{done.moved.total():,}"), type="positive")
             await self.look()
 
     def _progress(self, done: int, total: int) -> None:
@@ -238,5 +267,5 @@ class View:
             self.bar.set_visibility(False)
 
 
-def _key(group: Group) -> tuple[str, str, str, str]:
-    return group.reason, group.field, group.stage, group.topic
+def _or_dash(text: str) -> str:
+    return text or "–"

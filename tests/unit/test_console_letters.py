@@ -1,0 +1,208 @@
+"""The page of dead letters: what an action on a whole group moves, tells first, and leaves in the audit topic."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+from nicegui import ui
+
+from agents.redrive import Tally
+from app.errors import BrokerError
+from app.logic.redrive import Selection
+from app.web.console.app import shell
+from app.web.console.context import Console
+from app.web.console.guard import Guard
+from app.web.console.pages.letters import View
+from app.web.letters import Budget, Found, Group, Letters, Wanted
+from tests.helpers.console import console_app
+from tests.unit.test_console_roles import AuditWriter, page_of
+
+
+def group(topic: str = "raw-events", count: int = 3, *, mixed: bool = False) -> Group:
+    return Group(
+        reason="bad-time",
+        field="event_time",
+        stage="ingest-raw-events",
+        topic=topic,
+        count=count,
+        last_ms=9,
+        mixed=mixed,
+    )
+
+
+class Fake(Letters):
+    """Finds these groups, would move `would` records, and keeps what was asked."""
+
+    def __init__(self, console: Console, *groups: Group) -> None:
+        super().__init__(console.settings)
+        self.groups, self.would, self.asked = list(groups), 5, list[tuple[str, Selection]]()
+        self.fails = False
+
+    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncGenerator[Found, None]:
+        yield Found(groups=self.groups, done=True)
+
+    def _tally(self) -> Tally:
+        tally = Tally(already=1)
+        tally.selected["bad-time", "ingest-raw-events", "raw-events"] = self.would
+        tally.moved["bad-time", "ingest-raw-events", "raw-events"] = self.would
+        return tally
+
+    async def look(self, selection: Selection, **rules: Any) -> Tally:
+        self.asked.append((f"look {rules.get('discard', False)} {rules['may_review']}", selection))
+        return self._tally()
+
+    async def redrive(self, selection: Selection, **rules: Any) -> Tally:
+        if self.fails:
+            raise BrokerError("it was cut off")
+        self.asked.append((f"redrive {rules['may_review']}", selection))
+        return self._tally()
+
+    async def discard(self, selection: Selection, **rules: Any) -> Tally:
+        self.asked.append(("discard", selection))
+        return self._tally()
+
+
+class Served:
+    """A console, and what its pages asked before they acted."""
+
+    def __init__(self, app: Guard, console: Console) -> None:
+        self.app, self.console, self.writer = app, console, AuditWriter(console.settings)
+        console.writer, self.questions, self.answer = self.writer, list[str](), True
+
+    async def confirmed(self, visit: Any, question: str, detail: str, yes: str) -> bool:
+        self.questions.append(detail)
+        return self.answer
+
+    async def page(self, user: str, *groups: Group) -> tuple[View, Fake]:
+        client, visit = await page_of(self.app, self.console, user)
+        letters = self.console.letters = Fake(self.console, *groups)
+        with client:
+            view = View(visit)
+            view.draw()
+            await view.scan()
+        return view, letters
+
+    @property
+    def audited(self) -> list[tuple[str, str, dict[str, Any]]]:
+        records = [json.loads(value or b"") for _, _, value in self.writer.aside]
+        return [(record["action"], record["target"], record["detail"]) for record in records]
+
+
+@pytest.fixture
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    app, console = console_app()
+    found = Served(app, console)
+    monkeypatch.setattr("app.web.console.pages.letters.confirmed", found.confirmed)
+    async with shell().router.lifespan_context(shell()):
+        yield found
+
+
+def choose(view: View, number: int = 0) -> None:
+    event: Any = type("Event", (), {"args": [None, {"id": number}]})
+    with view.actions.client:
+        view._choose(event)
+
+
+async def act(view: View, what: str) -> None:
+    with view.actions.client:
+        await getattr(view, what)()
+
+
+def offered(view: View) -> set[str]:
+    """The actions that a person can click on."""
+    shown = [each for each in view.actions.descendants() if isinstance(each, ui.button) and each.visible]
+    return {str(each.props["data-mark"]) for each in shown} if view.actions.visible else set()
+
+
+@pytest.mark.parametrize("what", ["_redrive", "_discard"])
+async def test_what_a_dry_run_counts_is_confirmed_and_nothing_moves_without(served: Served, what: str) -> None:
+    view, letters = await served.page("operator", group(count=3))
+    choose(view)
+    served.answer = False
+    await act(view, what)
+    assert [asked for asked, _ in letters.asked] == [f"look {what == '_discard'} False"]
+    assert served.questions[0].startswith("5 ")
+    assert served.audited == []
+    letters.would = 0
+    await act(view, what)
+    assert len(served.questions) == 1
+
+
+async def test_an_action_is_about_the_topic_of_the_group_too(served: Served) -> None:
+    view, letters = await served.page("operator", group(), group("other"))
+    choose(view, 1)
+    await act(view, "_discard")
+    assert [(asked, selection.topics) for asked, selection in letters.asked] == [
+        ("look True False", {"other"}), ("discard", {"other"}),
+    ]  # fmt: skip
+
+
+async def test_the_audit_topic_has_what_was_selected_and_what_became_of_it(served: Served) -> None:
+    view, letters = await served.page("operator", group())
+    choose(view)
+    await act(view, "_redrive")
+    selection = {
+        "reasons": ["bad-time"], "stages": ["ingest-raw-events"], "fields": ["event_time"], "topics": ["raw-events"],
+        "until_ms": 10,
+    }  # fmt: skip
+    moved = [{"reason": "bad-time", "stage": "ingest-raw-events", "to": "raw-events", "count": 5}]
+    assert served.audited == [
+        ("redrive", "dead-letter", {"role": "operator", "count": 5, "selection": selection}),
+        ("redrive-done", "dead-letter", {"moved": moved, "left": {"already": 1}}),
+    ]
+    served.writer.aside.clear()
+    with view.actions.client:
+        await view.scan()
+    letters.fails = True
+    await act(view, "_redrive")
+    assert [(action, detail.get("failed")) for action, _, detail in served.audited] == [
+        ("redrive", None), ("redrive-done", "BrokerError"),
+    ]  # fmt: skip
+
+
+async def test_what_goes_to_the_reviewers_is_offered_to_who_may_decide_alone(served: Served) -> None:
+    decisions = group("review-decisions")
+    view, letters = await served.page("operator", decisions)
+    choose(view)
+    assert offered(view) == {"discard-all"}
+    view, letters = await served.page("admin", decisions)
+    choose(view)
+    assert offered(view) == {"redrive-all", "discard-all"}
+    await act(view, "_redrive")
+    assert [asked for asked, _ in letters.asked] == ["look False True", "redrive True"]
+
+
+async def test_nothing_is_done_with_groups_that_there_were_too_many_of(served: Served) -> None:
+    view, letters = await served.page("operator", group(mixed=True))
+    choose(view)
+    assert offered(view) == set()
+    await act(view, "_discard")
+    assert letters.asked == []
+
+
+async def test_buttons_that_are_in_use_stay_while_a_scan_goes_on(served: Served) -> None:
+    view, _ = await served.page("operator", group())
+    choose(view)
+    before = list(view.actions.descendants())
+    with view.actions.client:
+        await view.scan()
+    assert list(view.actions.descendants()) == before
+    assert not any(each.is_deleted for each in before)
+    assert view.title.text.endswith(": 3")
+
+
+async def test_a_new_search_offers_nothing_of_the_one_before_until_it_found_it_again(served: Served) -> None:
+    view, _ = await served.page("operator", group())
+    choose(view)
+    with view.actions.client:
+        await view.look()
+        assert (offered(view), view.group) == (set(), None)
+        await view.scan()
+    assert offered(view) == {"redrive-all", "discard-all"}
+
+
+async def test_who_only_looks_is_offered_nothing(served: Served) -> None:
+    view, _ = await served.page("viewer", group())
+    choose(view)
+    assert offered(view) == set()
