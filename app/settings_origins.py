@@ -15,8 +15,9 @@ __all__ = ["Setting", "changed_since", "in_force"]
 
 HIDDEN = "••••••••"
 
-_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-"""Names and passwords in addresses."""
+_ADDRESS = re.compile(r"(?<=://)(\S*@)?([^\s?#]*)([?#]\S*)?")
+"""An address after its scheme: name and password (a password may hold any sign, so up to the last @), place, query."""
+_VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 Origin = Literal["environment", "file", "default"]
 
@@ -78,12 +79,30 @@ def _variable(dotted: str) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, SecretStr):
         return HIDDEN if value.get_secret_value() else ""
-    return _USER_INFO.sub(HIDDEN, json.dumps(_plain(value), ensure_ascii=False, default=str))
+    return json.dumps(_plain(value), ensure_ascii=False, default=str)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return {name: _plain(each) for name, each in value if each not in (None, "", [], {})}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return _shown(value) if isinstance(value, SecretStr) else value
+def _plain(value: Any, name: str = "") -> Any:
+    """A value without its secrets; `name`: of the setting that it is in."""
+    match value:
+        case BaseModel():
+            return {field: _plain(each, field) for field, each in value if each not in (None, "", [], {})}
+        case dict():
+            return {key: _header(each) if name == "headers" else _plain(each, name) for key, each in value.items()}
+        case list() | tuple():
+            return [_plain(each, name) for each in value]
+        case SecretStr():
+            return _shown(value)
+        case str():
+            return _ADDRESS.sub(_address, value)
+    return value
+
+
+def _header(value: str) -> str:
+    """Any header may be a secret, whatever its name: only a variable's name is shown."""
+    return value if _VARIABLE.fullmatch(value) else HIDDEN
+
+
+def _address(found: re.Match[str]) -> str:
+    user, place, query = found.groups()
+    return (f"{HIDDEN}@" if user else "") + place + (query[0] + HIDDEN if query else "")

@@ -1,5 +1,6 @@
 """Where settings came from; and that no secret is shown."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,26 @@ def test_no_secret_is_shown_only_whether_there_is_one(settings: Settings) -> Non
     everything = repr(found)
     assert "a-secret-token" not in everything
     assert "hunter2" not in everything
+
+
+def test_headers_and_addresses_of_providers_are_shown_without_their_secrets(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = """
+[[llm.providers]]
+name = "far"
+base_url = "https://me:p/a?s@host@models.example/v1?key=k3y#frag-k3y"
+headers = {x-goog-api-key = "g-k3y", cookie = "session=k3y", x-tenant = "$TENANT"}
+proxy = "http://proxy.example:3128/?token=k3y"
+"""
+    (tmp_path / "headrace.toml").write_text(FILE + provider)
+    shown = next(each.value for each in in_force(load()) if each.name == "llm.providers")
+    for secret in ("k3y", "p/a", "s@host", "me:"):
+        assert secret not in shown
+    (told,) = json.loads(shown)
+    assert told["headers"] == {"x-goog-api-key": HIDDEN, "cookie": HIDDEN, "x-tenant": "$TENANT"}
+    assert told["base_url"] == f"https://{HIDDEN}@models.example/v1?{HIDDEN}"
+    assert told["proxy"] == f"http://proxy.example:3128/?{HIDDEN}"
 
 
 def test_a_changed_file_is_told_of_and_a_bad_one_too(settings: Settings, tmp_path: Path) -> None:
