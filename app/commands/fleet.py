@@ -59,7 +59,10 @@ async def ask_all(path: str, params: dict[str, str] | None = None) -> list[tuple
 async def _ask(client: httpx.AsyncClient, worker: Worker, path: str, params: dict[str, str] | None) -> Any:
     try:
         answer = await client.get(worker.url + path, params=params)
-        return answer.json()
+        if answer.status_code in (200, 404):  # 404: it has none of what was asked for
+            return answer.json()
+        why = str(answer.status_code)
     except (httpx.HTTPError, ValueError) as error:
-        click.echo(f"headrace: worker {worker.pid} on {worker.host} doesn't answer ({type(error).__name__})", err=True)
-        return None
+        why = type(error).__name__
+    click.echo(f"headrace: worker {worker.pid} on {worker.host} doesn't answer ({why})", err=True)
+    return None

@@ -60,7 +60,7 @@ async def _export(file: IO[str], task: str) -> int:
         while True:
             page = await tables.page(ask, STAGE, REVIEWS.name, start, tables.MAX_PAGE)
             if page.silent:
-                raise HeadraceError(f"worker {page.silent[0]['worker']} doesn't answer; run it again")
+                raise HeadraceError(f"no answer from worker {page.silent[0]}; run it again")
             for row in page.rows:
                 line = _line(row["value"])
                 if line is not None and task in ("", line["task"]):
@@ -83,7 +83,9 @@ async def _all_there(found: "States") -> None:
     owned = {int(number) for number, how in partitions.items() if how["state"] == "owned"}
     topic = settings.topic("review-decisions")
     missing = set(range((await topics.counts(settings, [topic])).get(topic, 1))) - owned
-    if missing or found.silent:
+    if found.silent:
+        raise HeadraceError(f"no answer from worker {found.silent[0]}; run it again")
+    if missing:
         raise HeadraceError(
             f"partitions {', '.join(map(str, sorted(missing)))} of the reviews aren't served now (a restore, a rebalance, or "
             "no worker with the stage `review`); try again"

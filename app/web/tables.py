@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from app.web.gateway.workers import Answer
+from app.web.gateway.workers import Answer, Silent, told
 
 __all__ = ["MAX_PAGE", "Page", "States", "find", "page", "states"]
 
@@ -25,7 +25,7 @@ class States(msgspec.Struct, kw_only=True):
     """Every State, by name, and the workers that said nothing: what they own is missing."""
 
     tables: list[dict[str, Any]]
-    silent: list[dict[str, str]]
+    silent: list[Silent]
 
 
 class Page(msgspec.Struct, kw_only=True):
@@ -34,18 +34,18 @@ class Page(msgspec.Struct, kw_only=True):
     rows: list[dict[str, Any]]
     next: str | None = None
     """Where the next page begins; None: this is the last."""
-    silent: list[dict[str, str]]
-    """Workers that didn't answer: what they own is missing."""
+    silent: list[Silent]
+    """Workers that didn't answer, refused or failed: what they own is missing."""
 
 
 async def states(ask: Ask) -> States:
     """Who owns which partitions of every State, which are being restored or stopped, and what maps there are."""
-    answers = await ask("/tables", {})
+    answers = told(await ask("/tables", {}))
     found: dict[str, dict[str, Any]] = {}
-    for answer in answers:
-        for state in answer.json() if answer.status == 200 else ():
-            _merge(found, answer.worker.url, state)
-    return States(tables=[found[name] for name in sorted(found)], silent=_silent(answers))
+    for worker, states_there in answers.bodies:
+        for state in states_there:
+            _merge(found, worker.url, state)
+    return States(tables=[found[name] for name in sorted(found)], silent=answers.silent)
 
 
 def _merge(found: dict[str, dict[str, Any]], url: str, state: dict[str, Any]) -> None:
@@ -69,8 +69,8 @@ async def find(ask: Ask, state: str, map_name: str, key: str) -> Page:
     Raises:
         LookupError: no worker has such a map.
     """
-    answers = await ask(_path(state, map_name), {"key": key})
-    return Page(rows=[row for answer in _good(answers) for row in answer.json()["rows"]], silent=_silent(answers))
+    pages, silent = _pages(await ask(_path(state, map_name), {"key": key}))
+    return Page(rows=[row for each in pages for row in each["rows"]], silent=silent)
 
 
 async def page(ask: Ask, state: str, map_name: str, start: str = "", limit: int = 50) -> Page:
@@ -88,14 +88,13 @@ async def page(ask: Ask, state: str, map_name: str, start: str = "", limit: int 
     """
     partition, _, after = start.partition(":")
     params = {"partition": partition or "0", "start": after, "limit": str(limit)}
-    answers = await ask(_path(state, map_name), params)
-    pages = [answer.json() for answer in _good(answers)]
+    pages, silent = _pages(await ask(_path(state, map_name), params))
     rows = sorted(
         ((row["partition"], n, row) for each in pages for n, row in enumerate(each["rows"])), key=lambda each: each[:2]
     )
     found, following = _cut([row for _, _, row in rows], [each["next"] for each in pages if each["next"]], limit)
     shown = [{name: value for name, value in row.items() if name != "hex"} for row in found]
-    return Page(rows=shown, next=following, silent=_silent(answers))
+    return Page(rows=shown, next=following, silent=silent)
 
 
 def _cut(
@@ -119,12 +118,9 @@ def _path(state: str, map_name: str) -> str:
     return f"/tables/{state}/{map_name}"
 
 
-def _good(answers: list[Answer]) -> list[Answer]:
-    good = [answer for answer in answers if answer.status == 200]
-    if not good and any(answer.status for answer in answers):
+def _pages(answers: list[Answer]) -> tuple[list[dict[str, Any]], list[Silent]]:
+    """What workers that have a map told of it, and those of which it isn't known."""
+    found = told(answers, absent_ok=True)
+    if not found.bodies and not found.silent:
         raise LookupError("no worker has such a map")
-    return good
-
-
-def _silent(answers: list[Answer]) -> list[dict[str, str]]:
-    return [{"worker": answer.worker.url, "why": answer.why} for answer in answers if not answer.status]
+    return [body for _, body in found.bodies], found.silent

@@ -23,6 +23,7 @@ class Queues(Workers):
 
     def __init__(self, held: dict[str, list[tuple[int, str]]]) -> None:
         self.held, self.silent = held, set[str]()
+        self.answer_of_silent = lambda worker: Answer(worker, 0, b"", "ConnectError")
 
     @property
     def alive(self) -> list[Worker]:
@@ -33,7 +34,7 @@ class Queues(Workers):
 
     async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
         if worker.id in self.silent:
-            return Answer(worker, 0, b"", "ConnectError")
+            return self.answer_of_silent(worker)
         rows = [{"at_ms": at, "review": {"event_id": event_id}} for at, event_id in sorted(self.held[worker.id])]
         body = {"reviews": rows[: int(params["limit"])], "waiting": len(rows), "restoring": [3]}
         return Answer(worker, 200, json.dumps(body).encode())
@@ -69,11 +70,26 @@ async def test_the_oldest_of_all_workers_come_first_and_who_is_silent_is_named()
     assert await ids(of, "me", 3) == ["a", "b", "c"]
     workers.silent = {"b"}
     found = await of.waiting("me")
-    assert ([row["at_ms"] for row in found.reviews], found.waiting, found.silent) == ([1, 3], 2, ["http://b"])
+    assert ([row["at_ms"] for row in found.reviews], found.waiting, found.silent) == ([1, 3], 2, ["http://b (ConnectError)"])
     assert found.restoring == [3]
     workers.held = {}
     with pytest.raises(Problem, match="no worker"):
         await of.waiting("me")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [(401, b"{}", "401: web.token isn't the worker's"), (500, b"oh", "500"), (503, b"{}", "503"), (404, b"{}", "404"),
+     (200, b"<html>", "its answer isn't JSON")],
+)  # fmt: skip
+async def test_a_worker_that_refuses_or_fails_is_named_and_not_taken_for_an_empty_queue(
+    status: int, body: bytes, why: str
+) -> None:
+    of, workers, _ = desk(a=[(1, "a")])
+    workers.silent = {"a"}
+    workers.answer_of_silent = lambda worker: Answer(worker, status, body)
+    found = await of.waiting("me")
+    assert (found.reviews, found.waiting, found.silent) == ([], 0, [f"http://a ({why})"])
 
 
 async def test_what_somebody_looks_at_is_shown_to_nobody_else_until_it_is_given_back(

@@ -26,6 +26,7 @@ class Simulated(Workers):
 
     def __init__(self, owned: dict[str, dict[int, dict[str, str]]]) -> None:
         self.owned, self.silent, self.asked = owned, set[str](), list[str]()
+        self.status_of_silent = 0
         self._owners = {}
 
     @property
@@ -35,7 +36,7 @@ class Simulated(Workers):
     async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
         self.asked.append(worker.id)
         if worker.id in self.silent:
-            return Answer(worker, 0, b"", "ConnectError")
+            return Answer(worker, self.status_of_silent, b"{}", "" if self.status_of_silent else "ConnectError")
         partitions = self.owned[worker.id]
         if path == "/results":
             partition = int(params["partition"])
@@ -122,6 +123,20 @@ async def test_silent_workers_are_named_and_unknown_tables_refused() -> None:
         page = (await http.get("/v1/tables/s/m")).json()
         assert [row["key"] for row in page["rows"]] == ["a"]
         assert page["silent"] == [{"worker": "http://w1", "why": "ConnectError"}]
+        for status, why in ((401, "401: web.token isn't the worker's"), (500, "500"), (503, "503")):
+            workers.status_of_silent = status
+            page = (await http.get("/v1/tables/s/m")).json()
+            assert [row["key"] for row in page["rows"]] == ["a"]
+            assert page["silent"] == [{"worker": "http://w1", "why": why}]
+        workers.status_of_silent, workers.silent = 404, {"w1"}  # it hasn't got the map
+        assert (await http.get("/v1/tables/s/m")).json()["silent"] == []
+        workers.silent = {"w0", "w1"}
+        assert (await http.get("/v1/tables/s/m")).json()["reason"] == "no-such-table"
+        workers.status_of_silent = 401
+        assert (await http.get("/v1/tables")).json() == {
+            "tables": [],
+            "silent": [{"worker": f"http://w{n}", "why": "401: web.token isn't the worker's"} for n in (0, 1)],
+        }
         for path in ("/v1/tables/../m", "/v1/tables/s/%2e%2e", "/v1/tables/a%2Fb/m", "/v1/tables/s/m%20"):
             assert (await http.get(path)).status_code == 404, path
         for query in ("limit=0", "limit=1001", "limit=x", "start=zz", "start=1:XY"):

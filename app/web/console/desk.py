@@ -9,7 +9,7 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
-from app.web.gateway.workers import Workers
+from app.web.gateway.workers import Workers, told
 from app.web.gateway.writer import Writer
 from models.reviews import Decision
 from tables.reviews import REVIEWS
@@ -41,7 +41,7 @@ class Waiting(msgspec.Struct, kw_only=True):
     restoring: list[int]
     """Partitions whose part is missing."""
     silent: list[str]
-    """Workers that didn't answer."""
+    """Workers that didn't answer, refused or failed, and why."""
 
 
 class Desk:
@@ -79,14 +79,14 @@ class Desk:
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
         params = {"limit": str(min(tables.MAX_PAGE, limit + hidden)), **({"task": task} if task else {})}
-        answers = await self._workers.ask_all("/reviews", params)
-        good = [answer.json() for answer in answers if answer.status == 200]
+        answers = told(await self._workers.ask_all("/reviews", params))
+        good = [body for _, body in answers.bodies]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(
             reviews=[row for row in rows if self._free(row["review"]["event_id"], session)][:limit],
             waiting=sum(each["waiting"] for each in good),
             restoring=sorted({partition for each in good for partition in each["restoring"]}),
-            silent=[answer.worker.url for answer in answers if not answer.status],
+            silent=[str(each) for each in answers.silent],
         )
 
     def _free(self, event_id: str, session: str) -> bool:

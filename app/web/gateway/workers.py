@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from app.settings import Settings
 from app.web.announce import STALE_S, Worker, worker_of
 from app.web.gateway.problems import Problem
 
-__all__ = ["Answer", "Workers"]
+__all__ = ["Answer", "Silent", "Told", "Workers", "told"]
 
 ASK_TIMEOUT_S = 5.0
 """A key look-up takes a millisecond; a worker that takes longer than this is named and left out."""
@@ -33,8 +34,58 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
     why: str = ""
 
-    def json(self) -> Any:
-        return json.loads(self.body)
+
+class Silent(msgspec.Struct, frozen=True):
+    """A worker that said nothing useful: what it owns is missing."""
+
+    worker: str
+    """Its address."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.worker} ({self.why})"
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a question to all workers brought."""
+
+    bodies: list[tuple[Worker, Any]]
+    """What workers told, from JSON."""
+    silent: list[Silent]
+
+
+def told(answers: Iterable[Answer], *, absent_ok: bool = False) -> Told:
+    """Sorts answers: a worker that refuses (401), fails (500) or sends what isn't JSON has told nothing either.
+
+    Args:
+        answers: of all workers.
+        absent_ok: 404 is an answer too: the worker has none of what was asked for.
+    """
+    bodies: list[tuple[Worker, Any]] = []
+    silent = []
+    for answer in answers:
+        if answer.status == ABSENT and absent_ok:
+            continue
+        why = _trouble(answer)
+        try:
+            if not why:
+                bodies.append((answer.worker, json.loads(answer.body)))
+        except (ValueError, RecursionError):
+            why = "its answer isn't JSON"
+        if why:
+            silent.append(Silent(answer.worker.url, why))
+    return Told(bodies, silent)
+
+
+def _trouble(answer: Answer) -> str:
+    """Why an answer holds nothing; empty: it does."""
+    if answer.status == HTTPStatus.OK:
+        return ""
+    if not answer.status:
+        return answer.why
+    if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return f"{answer.status}: web.token isn't the worker's"
+    return str(answer.status)
 
 
 class Workers:

@@ -10,6 +10,7 @@ from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import FAILURES, facts, missing, pretty, printable, why
 from app.web.console.roles import allowed
+from app.web.gateway.workers import told
 from app.web.history import History, ordered
 
 __all__ = ["build"]
@@ -48,8 +49,8 @@ async def build(visit: Visit) -> None:
 
 async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
     try:
-        answers = await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}")
-        steps = ordered(answer.json() for answer in answers if answer.status == 200)
+        answers = told(await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}"))
+        steps = ordered(body for _, body in answers.bodies)
         async with History(visit.console.settings) as history:
             found = [(step, await history.read(step), await history.written(step, event_id)) for step in steps]
             raw = await _raw(visit, history, found)
@@ -63,7 +64,9 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
         return
     body.clear()
     with body:
-        missing(visit, [answer.worker.url for answer in answers if not answer.status], [])
+        missing(visit, [str(each) for each in answers.silent], [])
+        if not found and answers.silent:
+            return  # whether it is known isn't known
         if not found:
             _unknown(visit, event_id)
             return

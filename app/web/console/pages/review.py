@@ -114,7 +114,7 @@ class View:
                 ui.label(t("failed", why=self.failed)).classes("text-negative").props("data-mark=failed")
             elif waiting is None:
                 ui.spinner()
-            else:
+            elif not waiting.silent:  # else it isn't known
                 ui.label(t("nothing_waits")).classes("text-h6").props("data-mark=nothing-waits")
         self.looks.active = self.now is None
         self._show_done()

@@ -82,7 +82,7 @@ class View:
         }
         self.table = self.table if self.table in names else next(iter(names), "")
         self.choice.set_options(names, value=self.table or None)
-        self._say([each["worker"] for each in found.silent])
+        self._say([str(each) for each in found.silent])
         if self.entity:
             await self._windows()
         elif self.key:
@@ -170,7 +170,7 @@ class View:
     def _show(self, found: tables.Page, *, paged: bool) -> None:
         if self.body.is_deleted:
             return
-        self._say([each["worker"] for each in found.silent])
+        self._say([str(each) for each in found.silent])
         self.rows = found.rows
         columns = [
             {"name": name, "label": self.t(name), "field": name, "align": "left", "classes": "mono"}
@@ -182,7 +182,7 @@ class View:
         ]
         self.body.clear()
         with self.body:
-            if not found.rows:
+            if not found.rows and not found.silent:
                 ui.label(self.t("no_rows" if paged else "no_key")).props("data-mark=no-rows")
             else:
                 table = ui.table(rows=shown, columns=columns, row_key="id").classes("w-full")

@@ -7,6 +7,7 @@ from nicegui import ui
 from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
+from app.web.gateway.workers import told
 
 __all__ = ["show_windows"]
 
@@ -18,25 +19,25 @@ async def show_windows(visit: Visit, entity: str, body: ui.column) -> list[str]:
     """Asks all workers and draws what they have.
 
     Returns:
-        Workers that didn't answer.
+        Workers that didn't answer, refused or failed.
 
     Raises:
         Problem: no worker is alive.
     """
-    answers = await visit.console.workers.ask_all(f"/windows/{path_part(entity)}")
-    found = [window for answer in answers if answer.status == 200 for window in answer.json()["windows"]]
+    answers = told(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
+    found = [window for _, body in answers.bodies for window in body["windows"]]
     found.sort(key=lambda window: (window["aggregate"], window["start_ms"]))
     if body.is_deleted:
         return []
     body.clear()
     with body:
-        if not found:
+        if not found and not answers.silent:
             ui.label(visit.t("no_windows")).props("data-mark=no-windows")
         for window in found[-SHOWN_WINDOWS:]:
             _window(visit, window)
         if len(found) > SHOWN_WINDOWS:
             ui.label(visit.t("more_windows", count=len(found) - SHOWN_WINDOWS)).classes("opacity-70")
-    return [answer.worker.url for answer in answers if not answer.status]
+    return [str(each) for each in answers.silent]
 
 
 def _window(visit: Visit, window: dict[str, Any]) -> None:
