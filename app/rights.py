@@ -25,7 +25,6 @@ STAGES_READ = (
 STAGES_NEVER_WRITE = ("api-keys", "redriven", "gateway-replies", "console-users", "console-audit")
 """Of commands, the gateway and the console. Whoever writes `api-keys` makes keys."""
 GATEWAY_READS = ("api-keys", "gateway-replies", "workers", "ai-results")
-HIDDEN_FROM_READERS = ("api-keys", "gateway-replies", "console-users", "console-audit")
 
 
 def acls(settings: Settings, kind: Kind) -> list[Acl]:
@@ -75,7 +74,7 @@ def _gateway(settings: Settings) -> list[Acl]:
 
 def _reader(settings: Settings) -> list[Acl]:
     names = [settings.source_topic(source) for source in settings.sources]
-    names += [settings.topic(topic.name) for topic in OURS if topic.name not in HIDDEN_FROM_READERS]
+    names += [settings.topic(topic.name) for topic in OURS if topic.shown_to == "viewer"]
     return [
         *[Acl(resource="topic", name=name, operations=("Read", "Describe")) for name in names],
         Acl(resource="group", name=settings.topic("reader"), operations=("Read", "Describe"), prefixed=True),

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from aiokafka.admin import NewTopic
 from aiokafka.errors import (
@@ -17,7 +18,7 @@ from app.errors import BrokerError
 from app.kafka import admin
 from app.settings import Settings
 
-__all__ = ["Topic", "counts", "ensure", "topics"]
+__all__ = ["Topic", "counts", "ensure", "is_changelog", "may_read", "topics"]
 
 DAY_MS = 24 * 3600 * 1000
 RAW_HEADROOM_BYTES = 64 << 10
@@ -51,6 +52,9 @@ class Topic:
     partitions: int | None = None
     """None: kafka.partitions."""
     config: dict[str, str] = field(default_factory=dict)
+    shown_to: Literal["viewer", "admin", "nobody"] = "viewer"
+    """Who may see its records in the console. `nobody`: hashes of passwords and keys. What isn't for viewers isn't for the
+    Kafka user `reader` either."""
 
 
 OURS = (
@@ -91,7 +95,7 @@ OURS = (
     ),
     Topic(
         name="api-keys", key="key id", value="hash, scopes, times", written_by="headrace keys", partitions=1,
-        config={"cleanup.policy": "compact"},
+        config={"cleanup.policy": "compact"}, shown_to="nobody",
     ),
     Topic(
         name="redriven", key="partition and offset of a dead letter", value="when and where it was sent back, or discarded",
@@ -100,14 +104,15 @@ OURS = (
     Topic(
         name="gateway-replies", key="hash of key and Idempotency-Key", value="hash of the body, status and reply",
         written_by="gateway", partitions=1, config={"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS)},
+        shown_to="admin",
     ),
     Topic(
         name="console-users", key="user, or session that was ended", value="role, hash of the password, times",
-        written_by="headrace users, console", partitions=1, config={"cleanup.policy": "compact"},
+        written_by="headrace users, console", partitions=1, config={"cleanup.policy": "compact"}, shown_to="nobody",
     ),
     Topic(
         name="console-audit", key="user", value="what somebody did in the console", written_by="console", partitions=1,
-        config={"cleanup.policy": "delete", "retention.ms": str(365 * DAY_MS)},
+        config={"cleanup.policy": "delete", "retention.ms": str(365 * DAY_MS)}, shown_to="admin",
     ),
 )  # fmt: skip
 
@@ -127,6 +132,19 @@ def topics(settings: Settings) -> list[Topic]:
             )
         )  # fmt: skip
     return found
+
+
+def may_read(settings: Settings, name: str, *, admin: bool = False) -> bool:
+    """Whether a person may see records of a topic, by its full name: of sources, changelogs, and ours that are shown."""
+    for topic in OURS:
+        if settings.topic(topic.name) == name:
+            return topic.shown_to == "viewer" or (admin and topic.shown_to == "admin")
+    return name in map(settings.source_topic, settings.sources) or is_changelog(settings, name)
+
+
+def is_changelog(settings: Settings, name: str) -> bool:
+    """Whether a topic is a State's, by its full name."""
+    return name.startswith(settings.topic("headrace-")) and name.endswith("-changelog")
 
 
 async def counts(settings: Settings, names: list[str]) -> dict[str, int]:

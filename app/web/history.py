@@ -66,8 +66,11 @@ class History:
         return await self.at(step["topic"], int(step["partition"]), int(step["offset"]))
 
     async def at(self, topic: str, partition: int, offset: int) -> ConsumerRecord[bytes, bytes] | None:
-        """The record at a place; None where there is none (any more)."""
-        if partition >= await self._count(topic):
+        """The record at a place; None where there is none (any more), or where records aren't for everybody's eyes.
+
+        Places come from records and workers: whatever they say, hashes of secrets aren't shown.
+        """
+        if not topics.may_read(self._settings, topic) or partition >= await self._count(topic):
             return None
         tp = TopicPartition(topic, partition)
         start, end = (await self._consumer.beginning_offsets([tp]))[tp], (await self._consumer.end_offsets([tp]))[tp]

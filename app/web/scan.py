@@ -14,6 +14,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
 from app.delivery.probe import probe
+from app.errors import HeadraceError
 from app.settings import Settings
 from app.web.letters import Budget
 
@@ -42,6 +43,8 @@ class Asked:
     text: str = ""
     """In key, value or a header; empty: all."""
     rows: int = 100
+    admin: bool = False
+    """Whether an admin asks (see `topics.may_read`)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +76,10 @@ async def scan(
 
     Raises:
         KafkaError: the topic can't be read.
+        HeadraceError: its records aren't shown to who asks.
     """
+    if not topics.may_read(settings, asked.topic, admin=asked.admin):
+        raise HeadraceError(f"records of {asked.topic} aren't shown")
     count = (await topics.counts(settings, [asked.topic])).get(asked.topic, 0)
     chosen = [TopicPartition(asked.topic, p) for p in range(count) if asked.partition in (None, p)]
     if not chosen:

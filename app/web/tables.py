@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from app.web.gateway.workers import Answer, Silent, told
+from app.web.gateway.workers import Answer, Silent, heard
 
 __all__ = ["MAX_PAGE", "Page", "States", "find", "page", "states"]
 
@@ -40,7 +40,7 @@ class Page(msgspec.Struct, kw_only=True):
 
 async def states(ask: Ask) -> States:
     """Who owns which partitions of every State, which are being restored or stopped, and what maps there are."""
-    answers = told(await ask("/tables", {}))
+    answers = heard(await ask("/tables", {}))
     found: dict[str, dict[str, Any]] = {}
     for worker, states_there in answers.bodies:
         for state in states_there:
@@ -120,7 +120,7 @@ def _path(state: str, map_name: str) -> str:
 
 def _pages(answers: list[Answer]) -> tuple[list[dict[str, Any]], list[Silent]]:
     """What workers that have a map told of it, and those of which it isn't known."""
-    found = told(answers, absent_ok=True)
+    found = heard(answers, absent_ok=True)
     if not found.bodies and not found.silent:
         raise LookupError("no worker has such a map")
     return [body for _, body in found.bodies], found.silent

@@ -68,7 +68,7 @@ async def our_topics(settings: Settings, only: str | None = None) -> list[TopicS
         for name in sorted(there):
             if name in known:
                 found[name] = known[name]
-            elif name.startswith(changelogs) and name.endswith("-changelog"):
+            elif topics.is_changelog(settings, name):
                 found[name] = ("State", name.removeprefix(changelogs).removesuffix("-changelog"))
         if only is not None:
             found = {name: what for name, what in found.items() if name == only}

@@ -70,7 +70,11 @@ async def test_the_oldest_of_all_workers_come_first_and_who_is_silent_is_named()
     assert await ids(of, "me", 3) == ["a", "b", "c"]
     workers.silent = {"b"}
     found = await of.waiting("me")
-    assert ([row["at_ms"] for row in found.reviews], found.waiting, found.silent) == ([1, 3], 2, ["http://b (ConnectError)"])
+    assert ([row["at_ms"] for row in found.reviews], found.waiting, found.silent) == (
+        [1, 3],
+        2,
+        ["http://b (ConnectError)"],
+    )
     assert found.restoring == [3]
     workers.held = {}
     with pytest.raises(Problem, match="no worker"):

@@ -7,9 +7,12 @@ import pytest
 
 from app import topics
 from app.broker.kafka import EmbeddedKafka
-from app.errors import BrokerError
+from app.errors import BrokerError, HeadraceError
 from app.kafka import admin
 from app.settings import Settings, load
+from app.web.history import History
+from app.web.letters import Budget
+from app.web.scan import Asked, scan
 from tests.helpers.topics import create
 
 OURS = {
@@ -46,6 +49,30 @@ def test_retention_is_what_the_topic_is_for() -> None:
     assert found["sink-noise"]["retention.ms"] == str(24 * 3600 * 1000)
     assert found["ai-results"]["cleanup.policy"] == "compact,delete"
     assert found["workers"]["cleanup.policy"] == "compact"
+
+
+def test_hashes_of_secrets_are_shown_to_nobody_and_what_people_did_to_admins() -> None:
+    tree = settings(topic_prefix="shop.")
+    names = {f"shop.{name}" for name in OURS}
+    assert {name for name in names if not topics.may_read(tree, name, admin=True)} == {
+        "shop.api-keys", "shop.console-users",
+    }  # fmt: skip
+    assert {name for name in names if not topics.may_read(tree, name)} == {
+        "shop.api-keys", "shop.console-users", "shop.console-audit", "shop.gateway-replies",
+    }  # fmt: skip
+    assert topics.may_read(tree, "shop.headrace-classify-changelog")
+    assert topics.may_read(tree, tree.source_topic(tree.sources[0]))
+    assert not topics.may_read(tree, "somebody-else-s", admin=True)
+    renamed = tree.model_copy(update={"sources": [tree.sources[0].model_copy(update={"topic": "api-keys"})]})
+    assert not topics.may_read(renamed, renamed.topic("api-keys"), admin=True)
+
+
+async def test_places_and_scans_of_secret_topics_are_not_read() -> None:
+    tree = settings()
+    for name in ("api-keys", "console-users", "console-audit"):
+        assert await History(tree).at(tree.topic(name), 0, 0) is None
+        with pytest.raises(HeadraceError, match="aren't shown"):
+            await scan(tree, Asked(topic=tree.topic(name)), Budget(), lambda found, progress: None)
 
 
 @pytest.mark.integration

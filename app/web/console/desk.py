@@ -9,7 +9,7 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
-from app.web.gateway.workers import Workers, told
+from app.web.gateway.workers import Workers, heard
 from app.web.gateway.writer import Writer
 from models.reviews import Decision
 from tables.reviews import REVIEWS
@@ -79,7 +79,7 @@ class Desk:
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
         params = {"limit": str(min(tables.MAX_PAGE, limit + hidden)), **({"task": task} if task else {})}
-        answers = told(await self._workers.ask_all("/reviews", params))
+        answers = heard(await self._workers.ask_all("/reviews", params))
         good = [body for _, body in answers.bodies]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(

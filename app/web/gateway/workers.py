@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.web.announce import STALE_S, Worker, worker_of
 from app.web.gateway.problems import Problem
 
-__all__ = ["Answer", "Silent", "Told", "Workers", "told"]
+__all__ = ["Answer", "Heard", "Silent", "Workers", "heard"]
 
 ASK_TIMEOUT_S = 5.0
 """A key look-up takes a millisecond; a worker that takes longer than this is named and left out."""
@@ -46,7 +46,7 @@ class Silent(msgspec.Struct, frozen=True):
         return f"{self.worker} ({self.why})"
 
 
-class Told(msgspec.Struct, frozen=True):
+class Heard(msgspec.Struct, frozen=True):
     """What a question to all workers brought."""
 
     bodies: list[tuple[Worker, Any]]
@@ -54,7 +54,7 @@ class Told(msgspec.Struct, frozen=True):
     silent: list[Silent]
 
 
-def told(answers: Iterable[Answer], *, absent_ok: bool = False) -> Told:
+def heard(answers: Iterable[Answer], *, absent_ok: bool = False) -> Heard:
     """Sorts answers: a worker that refuses (401), fails (500) or sends what isn't JSON has told nothing either.
 
     Args:
@@ -74,7 +74,7 @@ def told(answers: Iterable[Answer], *, absent_ok: bool = False) -> Told:
             why = "its answer isn't JSON"
         if why:
             silent.append(Silent(answer.worker.url, why))
-    return Told(bodies, silent)
+    return Heard(bodies, silent)
 
 
 def _trouble(answer: Answer) -> str:

@@ -10,7 +10,7 @@ from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import FAILURES, facts, missing, pretty, printable, why
 from app.web.console.roles import allowed
-from app.web.gateway.workers import told
+from app.web.gateway.workers import heard
 from app.web.history import History, ordered
 
 __all__ = ["build"]
@@ -49,7 +49,7 @@ async def build(visit: Visit) -> None:
 
 async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
     try:
-        answers = told(await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}"))
+        answers = heard(await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}"))
         steps = ordered(body for _, body in answers.bodies)
         async with History(visit.console.settings) as history:
             found = [(step, await history.read(step), await history.written(step, event_id)) for step in steps]

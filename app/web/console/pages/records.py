@@ -97,7 +97,7 @@ class Records:
         partition = None if self._partition.value == ALL else int(self._partition.value)
         return Asked(
             topic=self._topic.name, partition=partition, start=self._start.value, at=at,
-            text=str(self._text.value or "")[:1000], rows=int(self._rows.value),
+            text=str(self._text.value or "")[:1000], rows=int(self._rows.value), admin=self._visit.may("admin"),
         )  # fmt: skip
 
     def _cancel(self) -> None:

@@ -8,6 +8,7 @@ from aiokafka.errors import KafkaError
 from nicegui import background_tasks, ui
 
 from app.errors import HeadraceError
+from app.topics import may_read
 from app.web.console import show
 from app.web.console.context import Visit
 from app.web.console.pages.records import Records
@@ -18,7 +19,6 @@ __all__ = ["build"]
 
 log = logging.getLogger("headrace.web")
 
-SECRET_TOPICS = ("console-users", "api-keys")
 LINK = '<q-td :props="props"><a :href="props.row.href">{{ props.value }}</a></q-td>'
 
 
@@ -92,7 +92,7 @@ async def _fill_one(visit: Visit, name: str, into: ui.column) -> None:
         with ui.row().classes("w-full items-start"):
             _partitions(visit, state)
             groups = ui.column()
-        if _may_read(visit, state.name):
+        if may_read(visit.console.settings, state.name, admin=visit.may("admin")):
             Records(visit, state)
         else:
             ui.label(visit.t("records_hidden")).classes("opacity-60").props("data-mark=hidden")
@@ -104,12 +104,6 @@ async def _fill_one(visit: Visit, name: str, into: ui.column) -> None:
     if not groups.is_deleted:
         with groups:
             _groups(visit, state, found, whole)
-
-
-def _may_read(visit: Visit, topic: str) -> bool:
-    """Hashes of passwords and keys are for nobody's eyes; what people did is for admins'."""
-    name = topic.removeprefix(visit.console.settings.kafka.topic_prefix)
-    return name not in SECRET_TOPICS and (name != "console-audit" or visit.may("admin"))
 
 
 def _table(visit: Visit, names: tuple[str, ...], rows: list[dict[str, Any]], mark: str) -> None:

@@ -7,7 +7,7 @@ from nicegui import ui
 from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
-from app.web.gateway.workers import told
+from app.web.gateway.workers import heard
 
 __all__ = ["show_windows"]
 
@@ -24,7 +24,7 @@ async def show_windows(visit: Visit, entity: str, body: ui.column) -> list[str]:
     Raises:
         Problem: no worker is alive.
     """
-    answers = told(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
+    answers = heard(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
     found = [window for _, body in answers.bodies for window in body["windows"]]
     found.sort(key=lambda window: (window["aggregate"], window["start_ms"]))
     if body.is_deleted:
