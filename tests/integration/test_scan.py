@@ -79,7 +79,7 @@ async def test_a_budget_ends_it_and_says_so(filled: tuple[Settings, str]) -> Non
 
 async def test_a_topic_that_is_not_there_and_one_without_records_end_at_once(filled: tuple[Settings, str]) -> None:
     settings = filled[0]
-    assert (await run((settings, "no-such-topic")))[1].why == "complete"
+    assert (await run((settings, settings.topic("rekeyed"))))[1].why == "complete"
     await topics.create(settings.kafka.bootstrap_servers, settings.topic("sink-noise"), 50)
     found, progress = await run((settings, settings.topic("sink-noise")))
     assert (found, progress.why) == ([], "complete")
