@@ -1,5 +1,6 @@
 """The reviewers' desk: who sees what, and what becomes of decisions."""
 
+import asyncio
 import json
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from aiokafka.errors import KafkaTimeoutError
 from app.delivery.partitions import partition_for
 from app.settings import load
 from app.web.announce import Worker
-from app.web.console.desk import CLAIM_S, Desk
+from app.web.console.desk import CLAIM_S, SHARED_S, Desk
 from app.web.gateway.problems import Problem
 from app.web.gateway.workers import Answer, Workers
 from models.reviews import Decision
@@ -22,7 +23,7 @@ class Queues(Workers):
     """Workers that hold reviews: for each, times and ids."""
 
     def __init__(self, held: dict[str, list[tuple[int, str]]]) -> None:
-        self.held, self.silent = held, set[str]()
+        self.held, self.silent, self.asked = held, set[str](), 0
         self.answer_of_silent = lambda worker: Answer(worker, 0, b"", "ConnectError")
 
     @property
@@ -33,6 +34,7 @@ class Queues(Workers):
         ]
 
     async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
+        self.asked += 1
         if worker.id in self.silent:
             return self.answer_of_silent(worker)
         rows = [{"at_ms": at, "review": {"event_id": event_id}} for at, event_id in sorted(self.held[worker.id])]
@@ -134,3 +136,31 @@ async def test_a_decision_goes_to_the_partition_of_its_event() -> None:
     sent.refuses = True
     with pytest.raises(KafkaTimeoutError):
         await of.write(decision)
+
+
+async def test_pages_that_wait_share_one_look_at_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, workers, _ = desk(a=[(1, "a"), (2, "b"), (3, "c")])
+    of.claim("a", "me", "p")
+    mine, yours = await asyncio.gather(of.waiting("me", max_age_s=SHARED_S), of.waiting("you", max_age_s=SHARED_S))
+    assert workers.asked == 1
+    assert [[row["review"]["event_id"] for row in each.reviews] for each in (mine, yours)] == [
+        ["a", "b", "c"],
+        ["b", "c"],
+    ]
+    await of.waiting("me", task="mood", max_age_s=SHARED_S)
+    await of.waiting("me", limit=50, max_age_s=SHARED_S)
+    await of.waiting("me")
+    assert workers.asked == 4
+    later = time.monotonic() + SHARED_S
+    monkeypatch.setattr("app.web.console.desk.time", SimpleNamespace(monotonic=lambda: later))
+    await of.waiting("me", max_age_s=SHARED_S)
+    assert workers.asked == 5
+
+
+async def test_a_page_that_goes_leaves_its_look_to_the_others() -> None:
+    of, workers, _ = desk(a=[(1, "a")])
+    gone = asyncio.ensure_future(of.waiting("me", max_age_s=SHARED_S))
+    await asyncio.sleep(0)
+    stays = asyncio.ensure_future(of.waiting("you", max_age_s=SHARED_S))
+    gone.cancel()
+    assert ((await stays).waiting, workers.asked) == (1, 1)

@@ -2,19 +2,20 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nicegui import Client
+from nicegui import Client, ui
 
 from app.web.announce import Worker
 from app.web.console.app import shell
 from app.web.console.context import Console
-from app.web.console.desk import Desk
+from app.web.console.desk import CLAIM_S, SETTLES_S, SHARED_S, Desk
 from app.web.console.guard import Guard
-from app.web.console.pages.review import View
+from app.web.console.pages.review import FRESH_S, LOOKS_AGAIN_S, View
 from app.web.console.roles import allowed
 from app.web.gateway.workers import Answer, Workers
 from tests.helpers.console import console_app
@@ -25,13 +26,25 @@ class Queue(Workers):
     """One worker, in whose queue these events wait."""
 
     def __init__(self, *ids: str) -> None:
-        self.ids = list(ids)
+        self.ids, self.asked = list(ids), list[str]()
+        self.decided: dict[str, dict[str, Any]] = {}
+        """What State has of decisions; without the workers, should `down` be set."""
+        self.down = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     @property
     def alive(self) -> list[Worker]:
         return [Worker(id="w", url="http://w", host="h", pid=1, role="all", started_ms=1, beat_ms=1)]
 
     async def _ask(self, worker: Worker, path: str, params: dict[str, str]) -> Answer:
+        self.asked.append(f"{path} {params.get('task', '')}".strip())
+        await self.answers.wait()
+        if path != "/reviews":
+            row = {"value": {"decision": self.decided.get(params["key"])}}
+            return (
+                Answer(worker, 500, b"{}") if self.down else Answer(worker, 200, json.dumps({"rows": [row]}).encode())
+            )
         rows = [
             {
                 "at_ms": n,
@@ -158,3 +171,100 @@ async def test_who_may_not_review_decides_nothing_and_takes_nothing_from_others(
     _, other = await served.page("reviewer")
     assert other.now is not None
     assert other.now.event_id == "e0"
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The desk's clock goes on by so much."""
+    later = time.monotonic() + seconds
+    monkeypatch.setattr("app.web.console.desk.time", SimpleNamespace(monotonic=lambda: later))
+
+
+DECISION = {"event_id": "e0", "category": "happy", "reviewer": "bea", "decided_ms": 7}
+
+
+async def test_who_looks_for_long_loses_an_event_that_somebody_else_took(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, view = await served.page("reviewer")
+    pass_time(monkeypatch, CLAIM_S + 1)
+    _, other = await served.page("admin")
+    assert other.now is not None
+    assert other.now.event_id == "e0"
+    with client:
+        await view._pressed(key("1"))
+    assert (served.writer.aside, view.done) == ([], [])
+    assert view.now is not None
+    assert view.now.event_id == "e1"
+
+
+@pytest.mark.parametrize(("decided", "written"), [(DECISION, 0), (None, 2)])
+async def test_an_event_looked_at_for_long_is_decided_unless_somebody_did(
+    served: Served, monkeypatch: pytest.MonkeyPatch, decided: dict[str, Any] | None, written: int
+) -> None:
+    client, view = await served.page("reviewer")
+    pass_time(monkeypatch, CLAIM_S + 1)
+    if decided is not None:
+        served.queue.decided["e0"] = decided
+    with client:
+        await view._pressed(key("1"))
+    assert len(served.writer.aside) == written
+    assert view.now is not None
+    assert view.now.event_id == "e1"
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+async def test_a_late_undo_takes_back_what_was_decided_here_and_nothing_newer(
+    served: Served, monkeypatch: pytest.MonkeyPatch, theirs: bool
+) -> None:
+    client, view = await served.page("reviewer")
+    with client:
+        await view._pressed(key("1"))
+        served.queue.decided["e0"] = DECISION if theirs else json.loads(served.writer.aside[1][2] or b"")
+        pass_time(monkeypatch, SETTLES_S + 1)
+        await view._pressed(key("u"))
+    assert [told for _, told in served.written[2:]] == ([] if theirs else ["undo review/e0", "undo e0"])
+    assert [done.undoing for done in view.done] == ([False] if theirs else [])
+
+
+async def test_keys_are_the_dialog_s_while_one_is_open(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    with client:
+        with ui.dialog(value=True) as dialog:
+            ui.label("keys")
+        await view._pressed(key("1"))
+        assert served.writer.aside == []
+        dialog.close()
+        await view._pressed(key("1"))
+    assert len(served.writer.aside) == 2
+
+
+async def test_another_task_that_is_chosen_meanwhile_is_what_is_fetched(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, view = await served.page("reviewer")
+    served.queue.asked.clear()
+    served.queue.answers.clear()
+    with client:
+        filling = asyncio.ensure_future(view.refill())
+        await asyncio.sleep(0)
+        monkeypatch.setattr(view, "task", SimpleNamespace(value="mood"))
+        await view._again()
+        assert (view.now, view.waiting) == (None, None)
+        served.queue.answers.set()
+        await filling
+    assert served.queue.asked == ["/reviews", "/reviews mood"]
+    assert view.now is not None
+
+
+async def test_what_comes_next_is_fetched_again_before_others_may_have_decided_it(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    served.queue.asked.clear()
+    with client:
+        await view._look()
+        assert served.queue.asked == []
+        view._fetched -= FRESH_S
+        served.queue.ids = ["e0", "e2"]
+        served.console.desk._looks.clear()
+        await view._look()
+    assert [each.event_id for each in view.ahead] == ["e2"]
+    assert FRESH_S + LOOKS_AGAIN_S + SHARED_S < SETTLES_S

@@ -160,7 +160,16 @@ def test_a_run_withholds_topics_and_makes_nothing_up() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(b"0/1", b"{}"), (b"0/1", b"\xff"), (b"0/1", b"[" * 100_000), (b"x/1", b"{}"), (b"\xff", None), (None, None)],
+    [
+        (b"0/1", b"{}"),
+        (b"0/1", b"\xff"),
+        (b"0/1", b"[" * 100_000),
+        (b"0/1", b'{"to":"\xff","letter_ms":5,"at_ms":6,"attempt":1}'),
+        (b"0/1", b'{"x":' + b"[" * 100_000),
+        (b"x/1", b"{}"),
+        (b"\xff", None),
+        (None, None),
+    ],
 )
 async def test_strange_records_among_the_markers_are_left_out(key: bytes | None, value: bytes | None) -> None:
     strange: Any = SimpleNamespace(topic="redriven", offset=3, key=key, value=value)

@@ -1,6 +1,8 @@
 """The reviewers' desk: what waits, who looks at what, and decisions on their way. One a console process."""
 
+import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
-from app.web.gateway.workers import Workers, heard
+from app.web.gateway.workers import Answer, Workers, heard
 from app.web.gateway.writer import Writer
 from models.reviews import Decision
 from tables.reviews import REVIEWS
@@ -20,6 +22,8 @@ CLAIM_S = 300.0
 """What somebody looks at isn't shown to others for so long: a person who left gives it back by then."""
 SETTLES_S = 60.0
 """A decision is in State within a second. What was decided here isn't shown again for so long, should State lag."""
+SHARED_S = 2.5
+"""Pages on which nothing waits look every 3 s, and share one look at the workers."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -29,6 +33,16 @@ class Claim(msgspec.Struct, frozen=True):
     page: str
     until: float
     """time.monotonic"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The workers were asked for reviews."""
+
+    begun: float
+    """time.monotonic"""
+    limit: int
+    answers: asyncio.Future[list[Answer]]
 
 
 class Waiting(msgspec.Struct, kw_only=True):
@@ -60,16 +74,19 @@ class Desk:
         """By event."""
         self._decided: dict[str, float] = {}
         """Events decided here, and until when State may not know it yet."""
+        self._looks: dict[str, Look] = {}
+        """The latest of each task."""
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
-    async def waiting(self, session: str, *, task: str = "", limit: int = 20) -> Waiting:
+    async def waiting(self, session: str, *, task: str = "", limit: int = 20, max_age_s: float = 0.0) -> Waiting:
         """The oldest reviews that nobody else looks at.
 
         Args:
             session: whose page asks.
             task: only of this one; empty: of all.
             limit: how many.
+            max_age_s: what the workers said to another page is as good, if it isn't older.
 
         Raises:
             Problem: 503, no worker is alive.
@@ -78,8 +95,7 @@ class Desk:
         self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.until > now}
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
-        params = {"limit": str(min(tables.MAX_PAGE, limit + hidden)), **({"task": task} if task else {})}
-        answers = heard(await self._workers.ask_all("/reviews", params))
+        answers = heard(await self._ask(task, min(tables.MAX_PAGE, limit + hidden), max_age_s))
         good = [body for _, body in answers.bodies]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(
@@ -88,6 +104,14 @@ class Desk:
             restoring=sorted({partition for each in good for partition in each["restoring"]}),
             silent=[str(each) for each in answers.silent],
         )
+
+    async def _ask(self, task: str, limit: int, max_age_s: float) -> list[Answer]:
+        now, look = time.monotonic(), self._looks.get(task)
+        if look is None or now - look.begun >= max_age_s or look.limit < limit:
+            params = {"limit": str(limit), **({"task": task} if task else {})}
+            look = Look(now, limit, asyncio.ensure_future(self._workers.ask_all("/reviews", params)))
+            self._looks[task] = look
+        return await asyncio.shield(look.answers)  # a page that goes leaves it to the others
 
     def _free(self, event_id: str, session: str) -> bool:
         claim = self._claims.get(event_id)
@@ -100,6 +124,11 @@ class Desk:
             return False
         self._claims[event_id] = Claim(session, page, time.monotonic() + CLAIM_S)
         return True
+
+    def holds(self, event_id: str, session: str) -> bool:
+        """Whether somebody's claim of an event hasn't run out."""
+        claim = self._claims.get(event_id)
+        return claim is not None and claim.session == session and claim.until > time.monotonic()
 
     def release(self, page: str) -> None:
         """Gives back what a page looks at."""
@@ -121,6 +150,10 @@ class Desk:
         """An event is decided, or about to be: it isn't shown any more."""
         self._decided[event_id] = time.monotonic() + SETTLES_S
         self._claims.pop(event_id, None)
+
+    def settling(self, event_id: str) -> bool:
+        """Whether it was decided here so lately that nobody else of this console can have decided it since."""
+        return self._decided.get(event_id, float("-inf")) > time.monotonic()
 
     def given_back(self, event_id: str) -> None:
         """It waits again: its decision was undone, or couldn't be written."""

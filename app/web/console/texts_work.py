@@ -152,6 +152,8 @@ EN = {
     "decided_here": "Decided here",
     "undo_key": "Undo (u: the latest)",
     "not_saved": "{id} isn't saved: {why}",
+    "review_lost": "{id} isn't saved: somebody else has it or decided it, as you looked at it for long",
+    "undo_late": "{id} isn't taken back: it isn't known to be as you decided it",
 }
 
 ZH = {
@@ -304,4 +306,6 @@ ZH = {
     "decided_here": "在此已判定",
     "undo_key": "撤销（u：最近一条）",
     "not_saved": "{id} 未保存：{why}",
+    "review_lost": "{id} 未保存：您查看时间过长，其他人正在处理或已经决定",
+    "undo_late": "{id} 未撤销：无法确认它仍是您的决定",
 }

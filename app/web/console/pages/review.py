@@ -18,7 +18,7 @@ from app.settings import TaskSettings
 from app.settings_extract import why_wrong
 from app.web.console.audit import NotAudited, audit
 from app.web.console.context import Visit
-from app.web.console.desk import Waiting
+from app.web.console.desk import SHARED_S, Waiting
 from app.web.console.parts import FAILURES, facts, missing, why
 from app.web.console.roles import allowed
 from models.results import Review
@@ -32,6 +32,8 @@ AHEAD = 20
 REFILL_BELOW = 5
 LOOKS_AGAIN_S = 3.0
 """While nothing waits, the page looks so often whether something came."""
+FRESH_S = 20.0
+"""What comes next is fetched again by then: others may have decided it, which the desk knows for `SETTLES_S`."""
 UNDO_KEPT = 20
 LEADS_AWAY_S = 1.5
 """After g the next key leads to another page."""
@@ -43,6 +45,7 @@ class Done:
 
     review: Review
     category: str
+    decided_ms: int
     saved: bool = False
     undoing: bool = False
 
@@ -71,6 +74,9 @@ class View:
         self.failed = ""
         self._led_away = float("-inf")
         self._filling = False
+        self._chosen = 0
+        """How often another task was chosen: what was asked for before isn't shown."""
+        self._fetched = float("-inf")
         self._seen: tuple[Waiting | None, str] = (None, "")
         self._saving = asyncio.Lock()
         """What is decided is written in its order."""
@@ -93,7 +99,7 @@ class View:
             self.side = ui.column().classes("w-64 shrink-0")
         if self.visit.may("reviewer"):
             ui.keyboard(allowed("reviewer")(self._pressed), repeating=False, ignore=["input", "select", "textarea"])
-        self.looks = ui.timer(LOOKS_AGAIN_S, self.refill, active=False)
+        ui.timer(LOOKS_AGAIN_S, self._look, immediate=False)
         self._show()
 
     def _show(self) -> None:
@@ -116,7 +122,6 @@ class View:
                 ui.spinner()
             elif not waiting.silent:  # else it isn't known
                 ui.label(t("nothing_waits")).classes("text-h6").props("data-mark=nothing-waits")
-        self.looks.active = self.now is None
         self._show_done()
 
     def _event(self, review: Review) -> None:
@@ -192,30 +197,46 @@ class View:
     async def _again(self) -> None:
         """Another task was chosen."""
         self.desk.release(self.page)
+        self._chosen += 1
         self.ahead, self.now, self.waiting = [], None, None
+        self._show()
         await self.refill()
 
-    async def refill(self) -> None:
+    async def _look(self) -> None:
+        """Something may have come, or what comes next may have been decided by others."""
+        if self.now is None or time.monotonic() - self._fetched > FRESH_S:
+            await self.refill(SHARED_S)
+
+    async def refill(self, max_age_s: float = 0.0) -> None:
         """Fetches what waits, and shows the oldest of it where nothing is shown."""
         if self._filling:
             return
-        self._filling = True
+        self._filling, chosen = True, None
         try:
-            self.waiting = await self.desk.waiting(
-                self.me, task=str(self.task.value or ""), limit=AHEAD + len(self.later)
-            )
-            self.failed = ""
-            rows = [msgspec.convert(row["review"], Review) for row in self.waiting.reviews]
-            known = {self.now.event_id} if self.now else set()
-            fresh = [review for review in rows if review.event_id not in known | self.later]
-            self.ahead = fresh or [review for review in rows if review.event_id not in known]
-        except FAILURES as error:
-            self.failed = why(error)
+            while chosen != self._chosen:
+                chosen = self._chosen
+                await self._fetch(max_age_s)
         finally:
             self._filling = False
         seen, self._seen = self._seen, (self.waiting, self.failed)
         if self.now is None and (self.ahead or self._seen != seen):
             self._next()
+
+    async def _fetch(self, max_age_s: float) -> None:
+        chosen, task = self._chosen, str(self.task.value or "")
+        self._fetched = time.monotonic()
+        try:
+            waiting = await self.desk.waiting(self.me, task=task, limit=AHEAD + len(self.later), max_age_s=max_age_s)
+            rows = [msgspec.convert(row["review"], Review) for row in waiting.reviews]
+        except FAILURES as error:
+            self.failed = why(error)
+            return
+        if chosen != self._chosen:
+            return
+        self.waiting, self.failed = waiting, ""
+        known = {self.now.event_id} if self.now else set()
+        fresh = [review for review in rows if review.event_id not in known | self.later]
+        self.ahead = fresh or [review for review in rows if review.event_id not in known]
 
     def _next(self) -> None:
         """Shows the next event that nobody else looks at."""
@@ -245,6 +266,8 @@ class View:
         """One key decides, puts off, or takes back."""
         if not event.action.keydown or event.modifiers.ctrl or event.modifiers.alt or event.modifiers.meta:
             return
+        if any(isinstance(each, (ui.dialog, ui.menu)) and each.value for each in self.client.elements.values()):
+            return  # it is what the key is for
         name, now = str(event.key.name).lower(), time.monotonic()
         if name == "g":
             self._led_away = now
@@ -277,17 +300,38 @@ class View:
         if wrong:
             ui.notify(self.t("fields_wrong", why=wrong), type="negative")
             return
+        if not await self._has(review):
+            return
         decision = Decision(
             event_id=review.event_id, category=category, fields=fields, reviewer=self.visit.session.user,
             note=(self.note.value or "")[:2000], decided_ms=int(time.time() * 1000),
         )  # fmt: skip
-        done = Done(review, category)
+        done = Done(review, category, decision.decided_ms)
         self.done = [*self.done[-UNDO_KEPT + 1 :], done]
         self.desk.taken(review.event_id)
         if self.waiting is not None:
             self.waiting.waiting = max(0, self.waiting.waiting - 1)
         self._advance()
         await self._write(done, decision)
+
+    async def _has(self, review: Review) -> bool:
+        """Whether the event at hand is still this viewer's to decide: a claim runs out, and others may have decided it."""
+        lost = False
+        if not self.desk.holds(review.event_id, self.me):
+            try:
+                row = await self.desk.find(review.event_id)
+            except FAILURES as error:
+                self._notify(self.t("not_saved", id=review.event_id, why=why(error)))
+                return False
+            lost = row is not None and row.get("decision") is not None
+        if self.now is not review:
+            return False
+        if lost or not self.desk.claim(review.event_id, self.me, self.page):
+            self._notify(self.t("review_lost", id=review.event_id))
+            self.desk.release(self.page)
+            self._advance()
+            return False
+        return True
 
     def _given(self, review: Review) -> tuple[dict[str, object] | None, str]:
         """The fields that the viewer gave, and what is wrong with them."""
@@ -336,11 +380,26 @@ class View:
 
         return undo
 
+    async def _is_mine(self, done: Done) -> bool:
+        """Whether what would be taken back is what was decided here, and nothing that somebody decided since."""
+        if self.desk.settling(done.review.event_id):
+            return True
+        try:
+            row = await self.desk.find(done.review.event_id)
+        except FAILURES:
+            return False
+        decision = (row or {}).get("decision") or {}
+        return (decision.get("reviewer"), decision.get("decided_ms")) == (self.visit.session.user, done.decided_ms)
+
     async def _undo(self, done: Done) -> None:
         """The event waits again; it is shown again once that is stored."""
         if done not in self.done or done.undoing:
             return
         done.undoing = True
+        if not await self._is_mine(done):
+            done.undoing = False
+            self._notify(self.t("undo_late", id=done.review.event_id))
+            return
         decision = Decision(
             event_id=done.review.event_id,
             reviewer=self.visit.session.user,
