@@ -122,9 +122,10 @@ def test_a_broken_event_is_found_edited_sent_back_and_has_a_result(
     browser.click("yes")
     browser.see("1 sent back")
     browser.find("none")  # it isn't shown any more
-    (action,) = audited(console, "operator")
-    assert action[0] == "redrive"
-    assert action[1].startswith("dead-letter/")
+    begun, done = audited(console, "operator")
+    assert (begun[0], done[0]) == ("redrive", "redrive-done")
+    assert begun[1].startswith("dead-letter/")
+    assert begun[1] == done[1]
 
     wait_until(lambda: records(console, "ai-results"), 20, "its result", every_s=0.3)
     browser.open("/event")
