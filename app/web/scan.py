@@ -4,6 +4,7 @@ What is found is handed on while it reads, so a scan that ends early, or is canc
 """
 
 import time
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -55,12 +56,13 @@ class Progress:
     bytes: int = 0
     seconds: float = 0.0
     found: int = 0
-    why: Literal["", "complete", "rows", "bytes", "seconds"] = ""
-    """Why it ended; empty while it reads. `rows`: as many as were asked for were found, and there may be more."""
+    why: Literal["", "complete", "rows", "records", "bytes", "seconds"] = ""
+    """Why it ended; empty while it reads. `rows`: as many as were asked for were found, and there may be more.
+    `records`, `bytes`, `seconds`: that part of the budget is used up."""
 
     @property
     def partial(self) -> bool:
-        return self.why in ("bytes", "seconds")
+        return self.why in ("records", "bytes", "seconds")
 
 
 async def scan(
@@ -112,7 +114,7 @@ class _Reading:
             case "time":
                 at = await self._consumer.offsets_for_times(dict.fromkeys(tps, self._asked.at))
                 starts = {tp: ends[tp] if at[tp] is None else max(starts[tp], at[tp].offset) for tp in tps}
-        await self._piece(starts, ends, self._asked.rows)
+        await self._piece(starts, ends, _First(self._asked.rows))
 
     async def _backwards(self, starts: dict[Any, int], ends: dict[Any, int]) -> None:
         """Piece by piece from the end: what was written last is found first, however much there is before it."""
@@ -127,29 +129,38 @@ class _Reading:
                 self._progress.why = "rows"
             upper, size = lower, min(LARGEST_PIECE, size * 2)
 
-    async def _piece(self, lower: dict[Any, int], upper: dict[Any, int], most: int | None) -> None:
-        """Reads offsets from `lower` up to but not with `upper` of all partitions at once, and hands on what fits."""
+    async def _piece(self, lower: dict[Any, int], upper: dict[Any, int], first: "_First | None") -> None:
+        """Reads offsets from `lower` up to but not with `upper` of all partitions at once, and hands on what fits.
+
+        With `first`, only until no partition can hold one of the first any more.
+        """
         waiting = {tp for tp, at in lower.items() if at < upper[tp]}
         if not waiting:
             return
         self._consumer.assign(list(waiting))
         for tp in waiting:
             self._consumer.seek(tp, lower[tp])
+        cut = False
         while waiting:
             fits: list[Record] = []
             for tp, records in (await self._consumer.getmany(*waiting, timeout_ms=POLL_MS)).items():
                 inside = [r for r in records if r.offset < upper[tp]]
                 self._progress.read += len(inside)
-                fits += [r for r in inside if self._takes(r)]
+                matching = [r for r in inside if self._takes(r)]
+                fits += first.take(tp, inside, matching) if first else matching
             done = {tp for tp in waiting if await self._consumer.position(tp) >= upper[tp]}
+            if first:
+                enough = {tp for tp in waiting - done if first.passed(tp)}
+                done |= enough
+                cut = cut or bool(enough) or first.left_out
             waiting -= done
             if done and waiting:
                 self._consumer.pause(*done)
-            self._hand_on(fits if most is None else fits[: most - self._progress.found])
-            if most is not None and self._progress.found >= most:
-                self._progress.why = "rows"
-            if self._progress.why:
+            self._hand_on(fits)
+            if self._progress.why and waiting:
                 return
+        if first:  # all that can be among the first was read, whatever the budget
+            self._progress.why = "rows" if cut else ""
 
     def _takes(self, record: Record) -> bool:
         self._progress.bytes += record.serialized_key_size + record.serialized_value_size
@@ -162,7 +173,9 @@ class _Reading:
         progress, budget = self._progress, self._budget
         progress.found += len(fits)
         progress.seconds = time.monotonic() - self._begun
-        if progress.read >= budget.rows or progress.bytes >= budget.bytes:
+        if progress.read >= budget.rows:
+            progress.why = "records"
+        elif progress.bytes >= budget.bytes:
             progress.why = "bytes"
         elif progress.seconds >= budget.seconds:
             progress.why = "seconds"
@@ -172,6 +185,43 @@ class _Reading:
         self._progress.why = self._progress.why or "complete"
         self._progress.seconds = time.monotonic() - self._begun
         return self._progress
+
+
+class _First:
+    """Finds the first records by time over partitions that are read side by side.
+
+    Partitions come at their own pace, so what came first isn't what is first. Within a partition order is that of offsets: a
+    record counts as no older than those before it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._times: list[int] = []
+        """Of the first ones so far, in order."""
+        self._newest: dict[TopicPartition, int] = {}
+        """The latest time that was read, by partition."""
+        self.left_out = False
+        """Something matched and wasn't among the first."""
+
+    def take(self, tp: TopicPartition, inside: list[Record], matching: list[Record]) -> list[Record]:
+        """Those of the matching ones that are among the first so far."""
+        taken, wanted = [], {record.offset for record in matching}
+        for record in inside:
+            at = self._newest[tp] = max(self._newest.get(tp, 0), record.timestamp)
+            if record.offset not in wanted:
+                continue
+            if len(self._times) == self._most and at >= self._times[-1]:
+                self.left_out = True
+                continue
+            self.left_out = self.left_out or len(self._times) == self._most
+            insort(self._times, at)
+            del self._times[self._most :]
+            taken.append(record)
+        return taken
+
+    def passed(self, tp: TopicPartition) -> bool:
+        """Whether nothing further of a partition can be among the first."""
+        return len(self._times) == self._most and self._newest.get(tp, -1) >= self._times[-1]
 
 
 def decoded(value: bytes | None) -> tuple[Literal["null", "empty", "json", "text", "bytes"], str]:

@@ -71,7 +71,7 @@ async def test_a_place_to_begin_at(filled: tuple[Settings, str]) -> None:
 
 async def test_a_budget_ends_it_and_says_so(filled: tuple[Settings, str]) -> None:
     found, progress = await run(filled, Budget(rows=1000), text="needle")
-    assert (found, progress.why, progress.partial) == ([], "bytes", True)
+    assert (found, progress.why, progress.partial) == ([], "records", True)
     assert 1000 <= progress.read < COUNT
     _, progress = await run(filled, Budget(seconds=0.0), text="needle")
     assert progress.why == "seconds"

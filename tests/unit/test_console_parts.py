@@ -16,6 +16,11 @@ def test_values_are_shown_with_every_digit_and_bytes_that_are_no_text_stay_visib
     assert len(pretty(b"x" * 1_000_000)) == 64 << 10
 
 
+def test_no_page_takes_a_value_for_markdown_or_html() -> None:
+    for path in Path(parts.__file__).parent.rglob("*.py"):
+        assert re.findall(r"\bui\.(?:code|markdown|html|restructured_text|mermaid)\b", path.read_text()) == [], path
+
+
 def test_words_of_both_files_do_not_meet() -> None:
     assert texts.EN.keys() & texts_work.EN.keys() == set()
     assert texts.ZH.keys() & texts_work.ZH.keys() == set()

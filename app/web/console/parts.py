@@ -12,7 +12,7 @@ from app.errors import HeadraceError
 from app.web.console.context import Visit
 from app.web.gateway.problems import Problem
 
-__all__ = ["FAILURES", "confirmed", "facts", "failing", "missing", "pretty", "printable"]
+__all__ = ["FAILURES", "confirmed", "facts", "failing", "missing", "pretty", "printable", "whole_text"]
 
 FAILURES = (Problem, HeadraceError, KafkaError, OSError, TimeoutError, LookupError)
 """What can go wrong with workers and Kafka: it is said on the page, and the page goes on."""
@@ -73,6 +73,13 @@ def pretty(raw: bytes | None) -> str:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return msgspec.json.format(raw, indent=2).decode()
     return raw[:SHOWN_BYTES].decode("utf-8", "backslashreplace")
+
+
+def whole_text(text: str, height: str = "none") -> None:
+    """A value as it stands, with its line breaks and indents. A label's text is no HTML and no Markdown, whatever is in it."""
+    ui.label(text).classes("mono w-full").style(
+        f"white-space: pre-wrap; overflow-wrap: anywhere; max-height: {height}; overflow-y: auto"
+    )
 
 
 def printable(raw: bytes | None) -> str:

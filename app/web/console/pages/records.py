@@ -1,21 +1,27 @@
 """Records of one topic: read within a budget, shown as they are found, stopped whenever somebody wants."""
 
 import asyncio
+import re
+import time
+from bisect import insort
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
 from nicegui import background_tasks, ui
 
 from app.errors import HeadraceError
 from app.web.console import show
 from app.web.console.context import Visit
+from app.web.console.parts import failing, whole_text
 from app.web.console.roles import allowed
 from app.web.letters import Budget
 from app.web.scan import MAX_SHOWN_BYTES, Asked, Progress, decoded, scan
 from app.web.topic_state import TopicState
 
-__all__ = ["Records"]
+__all__ = ["Found", "Records"]
 
 BUDGET = Budget()
 MOST_ROWS = 1000
@@ -24,8 +30,53 @@ SCANS_AT_ONCE = 4
 """Over all pages: each may read as fast as the broker gives."""
 STARTS = ("newest", "oldest", "offset", "time")
 ALL = -1
+DRAW_S = 0.5
+"""A page that is drawn sends all its rows, so it isn't with each piece that was read."""
+
+Record: TypeAlias = ConsumerRecord[bytes, bytes]
+_PLACE = re.compile(r"(\d{1,9})/(\d{1,18})")
+"""Partition and offset."""
 
 _turns = asyncio.Semaphore(SCANS_AT_ONCE)
+
+
+class Found:
+    """Rows of the first or the newest records by time.
+
+    Of the first, none counts as older than those before it in its partition, as `scan` has it.
+
+    Args:
+        most: rows that are kept.
+        newest: the newest come first.
+        row: makes one of a record. Only rows are kept: records may be megabytes.
+    """
+
+    def __init__(self, most: int, *, newest: bool, row: Callable[[Record], dict[str, Any]]) -> None:
+        self._most, self._newest, self._row = most, newest, row
+        self._times: dict[int, int] = {}
+        """The latest so far, by partition."""
+        self._kept: list[tuple[tuple[int, int, int], dict[str, Any]]] = []
+
+    def take(self, records: list[Record]) -> None:
+        """Takes records of a scan; those of a partition in the order that it reads them."""
+        for record in records:
+            key = self._key(record)
+            if len(self._kept) < self._most or key < self._kept[-1][0]:
+                insort(self._kept, (key, self._row(record)), key=lambda each: each[0])
+                del self._kept[self._most :]
+
+    def _key(self, record: Record) -> tuple[int, int, int]:
+        if self._newest:
+            return -record.timestamp, record.partition, -record.offset
+        at = self._times[record.partition] = max(self._times.get(record.partition, 0), record.timestamp)
+        return at, record.partition, record.offset
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in self._kept]
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
 
 class Records:
@@ -34,7 +85,8 @@ class Records:
     def __init__(self, visit: Visit, topic: TopicState) -> None:
         self._visit, self._topic = visit, topic
         self._task: asyncio.Task[None] | None = None
-        self._found: list[Any] = []
+        self._found = self._nothing()
+        self._drawn_s = 0.0
         self._progress = Progress()
         t = visit.t
         ui.label(t("records")).classes("text-subtitle1")
@@ -77,9 +129,13 @@ class Records:
             ui.notify(self._visit.t("bad_start"), type="negative")
             return
         self._cancel()
-        self._found, self._progress = [], Progress()
+        self._found, self._progress, self._drawn_s = self._nothing(asked), Progress(), 0.0
         self._table.rows = []
         self._task = background_tasks.create(self._scan(asked))
+
+    def _nothing(self, asked: Asked | None = None) -> Found:
+        rows, newest = (asked.rows, asked.start == "newest") if asked else (0, True)
+        return Found(rows, newest=newest, row=self._row)
 
     def _asked(self) -> Asked | None:
         """What the form says; None: it can't be read."""
@@ -119,18 +175,24 @@ class Records:
             key, why = "read_failed", type(error).__name__
         finally:
             if not self._said.is_deleted and self._task is asyncio.current_task():
+                self._draw()
                 self._tell(key, why)
                 self._stop.set_visibility(False)
 
-    def _take(self, found: list[Any], progress: Progress) -> None:
+    def _take(self, found: list[Record], progress: Progress) -> None:
         """What a scan found since the last time."""
         self._progress = progress
-        if found:
-            newest_first = self._start.value == "newest"
-            self._found = sorted([*self._found, *found], key=lambda r: (r.timestamp, r.offset), reverse=newest_first)
-            self._found = self._found[: int(self._rows.value)]
-            self._table.rows = [self._row(n, record) for n, record in enumerate(self._found)]
-        self._tell("reading")
+        self._found.take(found)
+        now = time.monotonic()
+        if now - self._drawn_s >= DRAW_S:
+            self._drawn_s = now
+            self._draw()
+            self._tell("reading")
+
+    def _draw(self) -> None:
+        rows = self._found.rows
+        if self._table.rows != rows:
+            self._table.rows = rows
 
     def _tell(self, key: str, why: str = "") -> None:
         p = self._progress
@@ -141,10 +203,11 @@ class Records:
             )
         )  # fmt: skip
 
-    def _row(self, number: int, record: Any) -> dict[str, Any]:
+    def _row(self, record: Record) -> dict[str, Any]:
         return {
-            "id": number, "time": self._visit.time(record.timestamp), "partition": record.partition,
-            "offset": str(record.offset), "key": self._short(record.key), "value": self._short(record.value),
+            "id": f"{record.partition}/{record.offset}", "time": self._visit.time(record.timestamp),
+            "partition": record.partition, "offset": str(record.offset),
+            "key": self._short(record.key), "value": self._short(record.value),
             "size": show.count(len(record.value)) if record.value is not None else self._visit.t("null"),
         }  # fmt: skip
 
@@ -152,12 +215,32 @@ class Records:
         kind, text = decoded(value[:1000] if value else value)
         return self._visit.t(kind) if kind in ("null", "empty") else " ".join(text[:PREVIEW_CHARS].split())
 
-    def _open(self, event: Any) -> None:
-        """One record, whole."""
-        number = event.args
-        if not isinstance(number, int) or not 0 <= number < len(self._found):
+    async def _open(self, event: Any) -> None:
+        """One record, whole: read again, as only rows are kept."""
+        place = _PLACE.fullmatch(event.args) if isinstance(event.args, str) else None
+        if place is None:
             return
-        record, t = self._found[number], self._visit.t
+        partition, offset = map(int, place.groups())
+        found: list[Record] = []
+        asked = Asked(
+            topic=self._topic.name,
+            partition=partition,
+            start="offset",
+            at=offset,
+            rows=1,
+            admin=self._visit.may("admin"),
+        )
+        with failing(self._visit):
+            async with _turns:
+                await scan(self._visit.console.settings, asked, BUDGET, lambda records, _: found.extend(records))
+            if not found or found[0].offset != offset:
+                ui.notify(self._visit.t("record_gone"), type="warning")
+                return
+            if not self._said.is_deleted:
+                self._show(found[0])
+
+    def _show(self, record: Record) -> None:
+        t = self._visit.t
         with ui.dialog(value=True) as dialog, ui.card().style("min-width: min(90vw, 60rem); max-width: 90vw"):
             ui.label(f"{record.topic} / {record.partition} / {record.offset}").classes("mono")
             ui.label(self._visit.time(record.timestamp)).classes("text-caption")
@@ -179,8 +262,6 @@ class Records:
         if kind in ("null", "empty"):
             ui.label(self._visit.t(kind)).classes("opacity-60")
             return
-        ui.code(text, language="json" if kind == "json" else None).classes("w-full").style(
-            "max-height: 50vh; overflow: auto"
-        )
+        whole_text(text, height="50vh")
         if value is not None and len(value) > MAX_SHOWN_BYTES:
             ui.label(self._visit.t("cut", size=show.bytes_(MAX_SHOWN_BYTES))).classes("text-negative")
