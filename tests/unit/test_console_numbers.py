@@ -1,14 +1,18 @@
 """What the console makes of the workers' metrics: sums, rates, an hour of points; unknown is not zero."""
 
+import asyncio
 from typing import Any
 
+import aiokafka
 import pytest
+from aiokafka.errors import KafkaConnectionError
 
 from app.settings import load
 from app.web.announce import Worker
 from app.web.console import show
 from app.web.console.numbers import Counters, Numbers, merge, parse
 from app.web.console.snapshots import OUTCOMES, POINTS, Snapshots
+from app.web.console.tail import Tail
 from app.web.gateway.problems import Problem
 from app.web.gateway.workers import Answer
 from tests.helpers.asgi import ListWriter
@@ -84,14 +88,97 @@ def test_workers_are_summed_but_ages_and_breakers_are_the_worst() -> None:
 
 def test_what_came_is_counted_by_worker_so_a_restart_is_no_minus() -> None:
     counters = Counters()
-    assert counters.added({"a": parse(page(100))}) is None
-    grown = counters.added({"a": parse(page(110)), "new": parse(page(5000))})
+    assert counters.added({"a": parse(page(100))}, 1.0) is None
+    grown = counters.added({"a": parse(page(110)), "new": parse(page(5000))}, 2.0)
     assert grown is not None
-    assert Numbers(grown).events_in == 10.0
-    grown = counters.added({"a": parse(page(3)), "new": parse(page(5001))})
+    assert Numbers(grown.whole).events_in == 10.0
+    grown = counters.added({"a": parse(page(3)), "new": parse(page(5001))}, 3.0)
     assert grown is not None
-    assert Numbers(grown).events_in == 1.0
-    assert counters.added({}) is None
+    assert Numbers(grown.whole).events_in == 1.0
+    assert counters.added({}, 4.0) is None
+
+
+def test_a_worker_that_missed_looks_is_counted_from_its_last_answer_and_rates_do_not_leap() -> None:
+    counters = Counters()
+    counters.added({"a": parse(page(100)), "b": parse(page(0))}, 0.0)
+    for second in range(1, 10):
+        counters.added({"a": parse(page(100 + second))}, float(second))
+    grown = counters.added({"a": parse(page(110)), "b": parse(page(50))}, 10.0)
+    assert grown is not None
+    assert Numbers(grown.whole).events_in == 1.0 + 50.0
+    assert Numbers(grown.paced).events_in == 1.0 + 5.0
+    assert counters.added({"a": parse(page(111))}, 5000.0) is None  # gone for over an hour: it is a stranger
+
+
+async def test_an_hour_counts_what_came_while_a_worker_was_silent(fleet: Fleet, snapshots: Snapshots) -> None:
+    for second, silent in ((15, False), (30, True), (45, False)):
+        fleet.pages, fleet.silent = ({}, ["a"]) if silent else ({"a": page(10.0 * second)}, [])
+        snapshot = await snapshots._look(float(second))
+    assert snapshot.hour.events_in == 300.0
+    assert [point.events for point in snapshot.points] == [None, None, 10.0]
+
+
+def test_of_a_budget_the_ledger_tells_what_is_spent_and_of_other_tasks_the_metrics() -> None:
+    numbers = Numbers(
+        parse(
+            'headrace_day_cost_usd{provider="p",task="triage"} 1.0\n'
+            'headrace_day_cost_usd{provider="p",task="free"} 0.25\n'
+            'headrace_budget_usd{task="triage",kind="limit"} 10.0\n'
+            'headrace_budget_usd{task="triage",kind="settled"} 4.0\n'
+        )
+    )
+    assert numbers.day_cost_usd == 4.25
+    assert Numbers({}).day_cost_usd is None
+
+
+async def test_a_kafka_that_hangs_does_not_hold_up_the_looks(
+    fleet: Fleet, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = asyncio.Event()
+
+    async def hang(partitions: int) -> None:
+        hung.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(snapshots._tail, "look", hang)
+    monkeypatch.setattr(snapshots._writer, "partitions", lambda topic: 4)
+    seen, twice = list[Any](), asyncio.Event()
+
+    def saw(snapshot: Any) -> None:
+        seen.append(snapshot)
+        if hung.is_set() and len(seen) >= 2:
+            twice.set()
+
+    snapshots.subscribe(saw)
+    fleet.pages["a"] = page(1)
+    running = asyncio.create_task(snapshots.run())
+    try:
+        async with asyncio.timeout(20):
+            await twice.wait()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert hung.is_set()
+
+
+async def test_a_consumer_that_could_not_start_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = []
+
+    class Refused:
+        def __init__(self, **settings: Any) -> None: ...
+
+        async def start(self) -> None:
+            raise KafkaConnectionError
+
+        async def stop(self) -> None:
+            stopped.append(self)
+
+    monkeypatch.setattr(aiokafka, "AIOKafkaConsumer", Refused)
+    tail = Tail(load())
+    for _ in range(2):
+        with pytest.raises(KafkaConnectionError):
+            await tail.look(4)
+    assert len(stopped) == 2
 
 
 async def test_rates_are_over_the_last_ten_seconds(fleet: Fleet, snapshots: Snapshots) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-__all__ = ["Counters", "Numbers", "Samples", "merge", "parse", "summed"]
+__all__ = ["Counters", "Growth", "Numbers", "Samples", "merge", "parse", "summed"]
 
 WANTED = (
     "headrace_records_in_total", "headrace_outcomes_total", "headrace_lag_records", "headrace_open_items",
@@ -13,6 +13,9 @@ WANTED = (
     "headrace_restore_remaining_records", "headrace_state_bytes",
 )  # fmt: skip
 """All else is left out before it is parsed: buckets of histograms are most of a page."""
+
+GONE_S = 3600.0
+"""A worker that was silent for so long is forgotten: sums are over an hour at most."""
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
 """Name and sorted labels."""
@@ -49,24 +52,44 @@ def summed(parts: list[Samples], divisor: float = 1.0) -> Samples:
     return {series: value / divisor for series, value in total.items()}
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """What counters grew by, by series."""
+
+    whole: Samples
+    """Since each worker's last answer, for sums."""
+    paced: Samples
+    """The part of it that came since the last look, for rates: a worker that was silent brings more than a look's worth."""
+
+
 class Counters:
     """Counters of all workers, and what was added since. A worker that restarts has another id, and begins at zero."""
 
     def __init__(self) -> None:
-        self._last: dict[str, Samples] = {}
+        self._last: dict[str, tuple[float, Samples]] = {}
+        """When each worker answered last, and what."""
+        self._looked_s = 0.0
 
-    def added(self, pages: dict[str, Samples]) -> Samples | None:
-        """What came since the last call, by series; None: nobody answered twice.
+    def added(self, pages: dict[str, Samples], now: float) -> Growth | None:
+        """What came since the last call; None: nobody answered who had before.
 
-        A worker that is new isn't in it: when its counts came isn't known.
+        A worker that is new isn't in it: when its counts came isn't known. One that missed looks counts from its last answer.
+
+        Args:
+            pages: of those that answered, by worker.
+            now: monotonic, in seconds.
         """
-        again = [(page, last) for worker, page in pages.items() if (last := self._last.get(worker)) is not None]
-        self._last = dict(pages)
-        grown: Samples = {}
-        for page, last in again:
+        grown = Growth({}, {})
+        span_s, self._looked_s = now - self._looked_s, now
+        self._last = {worker: seen for worker, seen in self._last.items() if now - seen[0] < GONE_S}
+        again = [(page, self._last[worker]) for worker, page in pages.items() if worker in self._last]
+        for page, (at_s, last) in again:
+            part = min(1.0, span_s / (now - at_s)) if now > at_s else 1.0
             for series, value in page.items():
                 if series[0].endswith("_total"):
-                    grown[series] = grown.get(series, 0.0) + max(0.0, value - last.get(series, 0.0))
+                    more = max(0.0, value - last.get(series, 0.0))
+                    grown.whole[series] = grown.whole.get(series, 0.0) + more
+                    grown.paced[series] = grown.paced.get(series, 0.0) + more * part
+        self._last |= {worker: (now, page) for worker, page in pages.items()}
         return grown if again else None
 
 
@@ -90,6 +113,18 @@ class Numbers(msgspec.Struct, frozen=True):
 
     def _of(self, name: str) -> list[tuple[dict[str, str], float]]:
         return [(dict(labels), value) for (each, labels), value in self.samples.items() if each == name]
+
+    @property
+    def day_cost_usd(self) -> float | None:
+        """What models cost today: of tasks with a budget as the ledger has it, which outlasts workers; of others by metrics."""
+        settled = {task: self.total("headrace_budget_usd", task=task, kind="settled") for task in self._budgets}
+        others = [cost for task, cost in self.by("headrace_day_cost_usd", "task").items() if task not in settled]
+        known = [*(cost for cost in settled.values() if cost is not None), *others]
+        return sum(known) if known else None
+
+    @property
+    def _budgets(self) -> set[str]:
+        return set(self.by("headrace_budget_usd", "task"))
 
     @property
     def events_in(self) -> float | None:

@@ -14,7 +14,7 @@ from nicegui import Event
 
 from app.settings import Settings
 from app.web.announce import Worker
-from app.web.console.numbers import Counters, Numbers, Samples, merge, parse, summed
+from app.web.console.numbers import Counters, Growth, Numbers, Samples, merge, parse, summed
 from app.web.console.tail import Shown, Tail
 from app.web.gateway.problems import Problem
 from app.web.gateway.workers import Answer, Workers
@@ -32,6 +32,8 @@ POINT_S = 15.0
 POINTS = int(3600 / POINT_S)
 RATE_S = 10.0
 """Rates are over about so long: workers measure lag every 5 s, and a second holds one transaction or none."""
+TAIL_TIMEOUT_S = 2.0
+"""Results are in a broker's memory. One that hangs for longer is asked anew, by a new consumer."""
 UNWATCHED_S = 30.0
 """So long after the last page went the consumer of results is kept: a page that is loaded anew needs it again."""
 
@@ -76,7 +78,7 @@ class Added(msgspec.Struct, frozen=True):
 
     at_s: float
     span_s: float
-    grown: Samples | None
+    grown: Growth | None
     """None: nobody answered twice."""
 
 
@@ -104,7 +106,6 @@ class Snapshots:
         self._hour: deque[Samples] = deque(maxlen=POINTS)
         self._hour_total = Numbers({})
         self._points: deque[Point] = deque(maxlen=POINTS)
-        self._watched_s = float("-inf")
         self.latest: Snapshot | None = None
 
     def subscribe(self, callback: Callable[[Snapshot], object]) -> None:
@@ -120,22 +121,36 @@ class Snapshots:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_on())
+            group.create_task(self._follow_results())
+
+    async def _look_on(self) -> None:
+        while True:
+            if not self.watched:
+                await self._idle()
+            begun = time.monotonic()
+            self.latest = await self._look(begun)
+            self._event.emit(self.latest)
+            await asyncio.sleep(max(0.1, begun + WATCHED_S - time.monotonic()))
+
+    async def _follow_results(self) -> None:
+        """Beside the looks at workers: a Kafka that hangs must not hold those up."""
+        watched_s = float("-inf")
         try:
             while True:
-                if not self.watched:
-                    await self._idle()
-                begun = time.monotonic()
-                self.latest = await self._look(begun)
-                self._event.emit(self.latest)
-                await asyncio.sleep(max(0.1, begun + WATCHED_S - time.monotonic()))
+                if self.watched:
+                    watched_s = time.monotonic()
+                    await self._look_at_results()
+                elif time.monotonic() - watched_s > UNWATCHED_S:
+                    await self._tail.close()
+                await asyncio.sleep(WATCHED_S)
         finally:
             await self._tail.close()
 
     async def _idle(self) -> None:
         """Until the next point of the charts is due, or somebody looks."""
         now = time.monotonic()
-        if now - self._watched_s > UNWATCHED_S:
-            await self._tail.close()
         self._wanted.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._looked_s + POINT_S - now)):
@@ -143,20 +158,18 @@ class Snapshots:
 
     async def _look(self, now: float) -> Snapshot:
         pages, answered, silent = await self._ask()
-        added = Added(now, now - self._looked_s, self._counters.added(pages))
+        added = Added(now, now - self._looked_s, self._counters.added(pages, now))
         self._looked_s = now
         self._recent = [*(each for each in self._recent if each.at_s > now - RATE_S), added]
         self._open_point.append(added)
         numbers = Numbers(merge(list(pages.values())))
         if sum(each.span_s for each in self._open_point) >= POINT_S - WATCHED_S / 2:
             self._close_point(numbers)
-        if self.watched:
-            self._watched_s = now
-            await self._look_at_results()
         rates, rate_s = _known(self._recent)
+        rate = Numbers(summed([each.paced for each in rates], rate_s)) if rate_s else None
         return Snapshot(
             at_ms=int(time.time() * 1000), workers=answered, silent=silent, now=numbers, kafka=self._writer.reachable,
-            rates=Numbers(summed(rates, rate_s)) if rate_s else None, rate_s=rate_s, hour=self._hour_total,
+            rates=rate, rate_s=rate_s, hour=self._hour_total,
             hour_s=len(self._hour) * POINT_S, results=list(self._tail.kept), points=list(self._points),
         )  # fmt: skip
 
@@ -180,7 +193,8 @@ class Snapshots:
         if not self._writer.reachable:
             return
         try:
-            await self._tail.look(self._writer.partitions(self._topic))
+            async with asyncio.timeout(TAIL_TIMEOUT_S):
+                await self._tail.look(self._writer.partitions(self._topic))
         except (KafkaError, Problem, TimeoutError, OSError) as error:
             log.debug("console: results can't be read (%s)", type(error).__name__)
             await self._tail.close()
@@ -189,10 +203,10 @@ class Snapshots:
         """The charts' next point, of what came since the last one."""
         known, span_s = _known(self._open_point)
         self._open_point = []
-        grown = summed(known)
+        grown = summed([each.whole for each in known])
         self._hour.append(grown)
         self._hour_total = Numbers(summed(list(self._hour)))
-        rates = Numbers(summed(known, span_s)) if known else None
+        rates = Numbers(summed([each.paced for each in known], span_s)) if known else None
         self._points.append(
             Point(
                 at_ms=int(time.time() * 1000),
@@ -214,7 +228,7 @@ def _page(answer: Answer) -> Samples | str:
         return "its metrics can't be read"
 
 
-def _known(parts: list[Added]) -> tuple[list[Samples], float]:
+def _known(parts: list[Added]) -> tuple[list[Growth], float]:
     """Those of which something is known, and the time they span."""
     known = [each for each in parts if each.grown is not None]
     return [each.grown for each in known if each.grown is not None], sum(each.span_s for each in known)

@@ -31,7 +31,6 @@ class Shown(msgspec.Struct, kw_only=True):
     tier: str = ""
     confidence: float | None = None
     why: str = ""
-    entity: str | None = None
     at_ms: int = 0
     """When it was written."""
 
@@ -49,8 +48,8 @@ class Tail:
         self.kept: deque[Shown] = deque(maxlen=KEPT)
         """The newest last."""
 
-    async def look(self, partitions: int) -> int:
-        """Takes in the newest of what came since the last look; returns how many offsets that were in all.
+    async def look(self, partitions: int) -> None:
+        """Takes in the newest of what came since the last look.
 
         Raises:
             KafkaError: it can't be read now.
@@ -59,7 +58,6 @@ class Tail:
         tps = list(consumer.assignment())
         ends = await consumer.end_offsets(tps)
         moved = [tp for tp in tps if ends[tp] > self._seen.get(tp, 0)]
-        came = sum(ends[tp] - self._seen[tp] for tp in moved if tp in self._seen)
         for tp in moved:
             consumer.seek(tp, max(self._seen.get(tp, 0), ends[tp] - KEPT))
             consumer.resume(tp)
@@ -75,7 +73,6 @@ class Tail:
             self._seen[tp] = ends[tp]
         found.sort(key=lambda record: record.timestamp)
         self.kept.extend(shown for record in found[-KEPT:] if (shown := show(record)) is not None)
-        return int(came)
 
     async def _opened(self, partitions: int) -> aiokafka.AIOKafkaConsumer:
         if self._consumer is None:
@@ -83,7 +80,11 @@ class Tail:
                 group_id=None, enable_auto_commit=False, isolation_level="read_committed", fetch_max_wait_ms=50,
                 max_poll_records=KEPT * partitions, **client_kwargs(self._settings.kafka),
             )  # fmt: skip
-            await consumer.start()
+            try:
+                await consumer.start()
+            except BaseException:  # also when it took too long: its tasks would go on
+                await consumer.stop()
+                raise
             tps = [TopicPartition(self._topic, p) for p in range(partitions)]
             consumer.assign(tps)
             consumer.pause(*tps)

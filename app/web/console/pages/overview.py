@@ -7,6 +7,7 @@ from nicegui import ui
 
 from app.web.console import show
 from app.web.console.context import Visit
+from app.web.console.numbers import Numbers
 from app.web.console.pages.charts import Charts
 from app.web.console.snapshots import OUTCOMES, TIERS, Snapshot
 from app.web.console.tail import KEPT
@@ -39,6 +40,7 @@ async def build(visit: Visit) -> None:
 
 def _banner(visit: Visit) -> Show:
     said = ui.label().classes("text-negative text-subtitle1").props("data-mark=banner")
+    seen = ui.label().classes("text-caption opacity-60 num").props("data-mark=as-of")
 
     def changed(snapshot: Snapshot) -> None:
         lines = [] if snapshot.kafka else [visit.t("no_kafka")]
@@ -49,6 +51,8 @@ def _banner(visit: Visit) -> Show:
         ]
         said.set_text(" ".join(lines))
         said.set_visibility(bool(lines))
+
+        seen.set_text(visit.t("as_of", time=visit.time(snapshot.at_ms)))
 
     return changed
 
@@ -75,11 +79,8 @@ def _tiles(visit: Visit) -> Show:
         results = [rates.total(OUTCOMES, outcome=tier) or 0.0 for tier in TIERS] if rates else None
         write("results_out", show.rate(sum(results) if results else None), t("per_second", span=span))
         write("lag", show.count(now.total("headrace_lag_records")), t("lag_note"))
-        oldest = now.total("headrace_oldest_open_seconds")
-        write("waiting", show.count(now.total("headrace_open_items")), t("oldest", age=show.seconds(oldest)))
-        limit = now.total("headrace_budget_usd", kind="limit")
-        note = t("of_budget", limit=show.usd(limit)) if limit else t("cost_note")
-        write("cost", show.usd(now.total("headrace_day_cost_usd") or (0.0 if known else None)), note)
+        write("waiting", *_waiting(visit, now))
+        write("cost", show.usd(now.day_cost_usd or (0.0 if known else None)), _of_budget(visit, now))
         hour_known = snapshot.hour_s > 0
         dead = hour.total(OUTCOMES, outcome="dead") or (0.0 if hour_known else None)
         write("dead", show.count(dead), t("over_span", span=hour_span))
@@ -93,6 +94,19 @@ def _tiles(visit: Visit) -> Show:
         write("workers", show.count(len(snapshot.workers)), t("workers_note", silent=len(snapshot.silent)))
 
     return changed
+
+
+def _waiting(visit: Visit, now: Numbers) -> tuple[str, str]:
+    """Of the stage that asks models: what waits for a person is on the page Review."""
+    items, oldest = (
+        now.total(name, stage="classify") for name in ("headrace_open_items", "headrace_oldest_open_seconds")
+    )
+    return show.count(items), visit.t("oldest", age=show.seconds(oldest))
+
+
+def _of_budget(visit: Visit, now: Numbers) -> str:
+    limit, settled = (now.total("headrace_budget_usd", kind=kind) for kind in ("limit", "settled"))
+    return visit.t("of_budget", settled=show.usd(settled), limit=show.usd(limit)) if limit else visit.t("cost_note")
 
 
 def _tile(name: str, title: str) -> tuple[ui.label, ui.label]:
