@@ -167,10 +167,11 @@ def users() -> list[tuple[bytes | None, bytes | None]]:
     return [(user.name.encode(), msgspec.json.encode(user)) for user in made]
 
 
-@pytest.fixture(scope="session")
-def console_topics(kafka: EmbeddedKafka) -> str:
-    """The prefix of a deployment with users."""
-    prefix = "shop-"  # it is to be read in pictures, and the broker is this session's alone
+@pytest.fixture(scope="module")
+def console_topics(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
+    """The prefix of a deployment with users; each file has its own, and finds nothing of the others in it."""
+    name = request.module.__name__.rpartition("test_")[2]
+    prefix = "shop-" if name == "pages" else f"{name}-"  # it is to be read in pictures; the broker is this session's alone
 
     async def make() -> None:
         await topics.create(kafka.bootstrap, f"{prefix}console-users", 1)
@@ -180,7 +181,7 @@ def console_topics(kafka: EmbeddedKafka) -> str:
     return prefix
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def console(
     kafka: EmbeddedKafka, chromium: str, console_topics: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[WebProcess]:
