@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from app.broker.private import write_private
 from app.broker.secure import Secured
 from app.errors import BrokerError
 from app.folder_lock import FolderInUse, lock_folder
+from app.waiting import poll
 
 __all__ = ["EmbeddedKafka", "die_with_parent", "free_port", "port_is_free"]
 
@@ -295,14 +295,15 @@ class EmbeddedKafka:
             )
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
+        def answers() -> bool:
             if self.process is not None and self.process.poll() is not None:
                 raise BrokerError(f"Kafka ended while starting: {self.last_error()}")
-            if self._answers():
-                return
-            time.sleep(0.05)  # a starting process is polled: it has no event to wait on
-        raise BrokerError(f"Kafka isn't ready after {READY_TIMEOUT_S:.0f} s: {self.last_error()}; see {self.log_file}")
+            return self._answers()
+
+        if not poll(answers, READY_TIMEOUT_S, 0.05):
+            raise BrokerError(
+                f"Kafka isn't ready after {READY_TIMEOUT_S:.0f} s: {self.last_error()}; see {self.log_file}"
+            )
 
     def _answers(self) -> bool:
         """It takes connections and has said that it started (the log is the only word on the broker's own recovery)."""

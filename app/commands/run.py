@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import aiokafka
@@ -23,6 +24,7 @@ from app.core import settings
 from app.errors import BrokerError, HeadraceError
 from app.kafka import client_kwargs
 from app.settings_web import LOOPBACK
+from app.waiting import poll
 from app.web import roster
 from app.web.announce import http_url
 from app.web.users import UserBook
@@ -140,14 +142,14 @@ class Machine:
         self._spawn("web", "web", "--port", str(port), HEADRACE_CONSOLE__TOKEN=self.token)
         host = limits.host if limits.host in LOOPBACK else "127.0.0.1"
         url = http_url(host, port) + "/"
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            self._check_children()
+
+        def answers() -> bool:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}readyz", timeout=5, trust_env=False).is_success:
-                    return url if self._has_users() or limits.host not in LOOPBACK else f"{url}?token={self.token}"
-            time.sleep(0.1)  # a starting process is polled
-        raise BrokerError(f"the console isn't ready after {START_TIMEOUT_S:.0f} s; see {self.folder / 'web.log'}")
+                return httpx.get(f"{url}readyz", timeout=5, trust_env=False).is_success
+            return False
+
+        self._await("the console", "web", answers)
+        return url if self._has_users() or limits.host not in LOOPBACK else f"{url}?token={self.token}"
 
     def _has_users(self) -> bool:
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})
@@ -165,13 +167,22 @@ class Machine:
             )  # fmt: skip
 
     def _await_worker(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
+        log = self.folder / "worker.log"
+        self._await("the worker", "worker", lambda: "delivery: ready" in log.read_text("utf-8", errors="replace"))
+
+    def _await(self, what: str, child: str, ready: Callable[[], bool]) -> None:
+        """Waits until a child is ready.
+
+        Raises:
+            HeadraceError: one ended, or it takes too long.
+        """
+
+        def met() -> bool:
             self._check_children()
-            if "delivery: ready" in (self.folder / "worker.log").read_text(encoding="utf-8", errors="replace"):
-                return
-            time.sleep(0.1)  # a starting process is polled: its log is its only word
-        raise BrokerError(f"the worker isn't ready after {START_TIMEOUT_S:.0f} s; see {self.folder / 'worker.log'}")
+            return ready()
+
+        if not poll(met, START_TIMEOUT_S):
+            raise BrokerError(f"{what} isn't ready after {START_TIMEOUT_S:.0f} s; see {self.folder / child}.log")
 
     def _check_children(self) -> None:
         """A process that ended takes all down, with its last words.

@@ -28,6 +28,7 @@ from typing import Self
 
 from app.errors import ModelError
 from app.llm.openmp import ensure_openmp
+from app.waiting import poll
 
 __all__ = ["LocalModelServer", "find_model", "serve"]
 
@@ -192,21 +193,24 @@ def _first_completion(port: int, name: str, limit_s: float, alive: Callable[[], 
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + limit_s
     last = "nothing listens"
-    while time.monotonic() < deadline:
+
+    def completes() -> bool:
+        nonlocal last
         if not alive():
             raise ModelError("the model server ended while it started; its log is above")
         try:
             with direct.open(request, timeout=max(deadline - time.monotonic(), 0.1)) as response:
-                if json.load(response).get("choices"):
-                    return
-        except urllib.error.HTTPError as error:
+                return bool(json.load(response).get("choices"))
+        except urllib.error.HTTPError as error:  # 503 until it has loaded
             last = f"status {error.code}"
             if error.code in (400, 401, 404):
-                break
+                raise ModelError(f"the model server refuses a completion ({last})") from None
         except (OSError, ValueError) as error:
             last = type(error).__name__
-        time.sleep(0.1)  # a loading server is polled: it answers 503 until it is ready
-    raise ModelError(f"the model server gave no completion within {limit_s:g} s ({last})")
+        return False
+
+    if not poll(completes, limit_s):
+        raise ModelError(f"the model server gave no completion within {limit_s:g} s ({last})")
 
 
 def _die_with_parent() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,6 +12,7 @@ import msgspec
 from aiokafka.structs import TopicPartition
 
 from app.broker.kafka import die_with_parent
+from app.waiting import poll
 from tests.bench.contestants import ROOT
 from tests.bench.data import Expected, appender, placed, records
 from tests.bench.reader import READY
@@ -50,12 +50,11 @@ class Results:
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, cwd=ROOT, start_new_session=True, preexec_fn=die_with_parent
         )
-        deadline = time.monotonic() + START_S
-        while not self._text().startswith(READY):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                self.__exit__(None, None, None)
-                raise RuntimeError("the reader of results doesn't start")
-            time.sleep(0.05)  # another process's file is polled
+        process = self.process
+        poll(lambda: self._text().startswith(READY) or process.poll() is not None, START_S, 0.05)
+        if not self._text().startswith(READY):
+            self.__exit__(None, None, None)
+            raise RuntimeError("the reader of results doesn't start")
         return self
 
     def __exit__(
@@ -65,17 +64,18 @@ class Results:
         self.process.terminate()
         self.process.wait(10)
 
+    def _size(self) -> int:
+        return self.path.stat().st_size
+
     def _text(self) -> str:
         return self.path.read_text(encoding="ascii") if self.path.exists() else ""
 
     def wait_quiet(self) -> None:
         """Waits until nothing new came for a second."""
-        last, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_S:
-            size = self.path.stat().st_size
-            if size != last:
-                last, since = size, time.monotonic()
-            time.sleep(0.1)  # another process's file is polled
+        size = -1
+        while self._size() != size:
+            size = self._size()
+            poll(lambda before=size: self._size() != before, QUIET_S)
 
     def lines(self) -> list[tuple[int, int, int, float]]:
         """Partition, first and last offset, and time of every fetch."""

@@ -13,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from app.broker.kafka import EmbeddedKafka
+from app.waiting import poll
 from tests.bench import ingest, latency, outputs
 from tests.bench.contestants import Job, Launch, environment
 from tests.bench.data import NOISE, PARTITIONS
@@ -217,11 +218,13 @@ def wait_ready(running: list[Launched], times: int = 1) -> float:
     Raises:
         RuntimeError: one ended, or isn't ready in a minute.
     """
-    deadline = time.monotonic() + START_S
-    while not all(each.said().count(READY) >= times for each in running):
-        if time.monotonic() > deadline or not all(each.alive() for each in running):
-            raise RuntimeError("\n".join(each.complaints() for each in running))
-        time.sleep(0.02)  # another process's log is polled: there is nothing to wait on
+
+    def ready() -> bool:
+        return all(each.said().count(READY) >= times for each in running)
+
+    poll(lambda: ready() or not all(each.alive() for each in running), START_S, 0.02)
+    if not ready():
+        raise RuntimeError("\n".join(each.complaints() for each in running))
     return time.time()
 
 

@@ -12,6 +12,7 @@ import psutil
 from tqdm import tqdm
 
 from app.broker.kafka import EmbeddedKafka
+from app.waiting import poll
 from tests.bench import ingest, latency, outputs, path, table
 from tests.bench.contestants import Job, Launch
 from tests.bench.ingest import Say
@@ -25,7 +26,7 @@ SESSION_S = 6.0
 """Of the takeover run; the shortest that a broker allows by default."""
 RATE = 200
 BEFORE_S, AFTER_S = 8.0, 30.0
-QUIET_CPU = 0.15
+QUIET_CPU, CPU_OVER_S = 0.15, 1.0
 """A standby that uses less of a core than this has caught up."""
 RESULT_S = 120.0
 
@@ -96,11 +97,13 @@ def _start(
         begun = time.time()
         with launched([(launch, log)]) as (running, meter):
             ready = path.wait_ready(running, said + 1)
-            deadline = time.monotonic() + RESULT_S
-            while sum(last - first + 1 for _, first, last, _ in results.lines()) <= results_before:
-                if time.monotonic() > deadline or not running[0].alive():
-                    raise RuntimeError(f"no result after the restart\n{running[0].complaints()}")
-                time.sleep(0.02)  # another process's file is polled
+
+            def more() -> bool:
+                return sum(last - first + 1 for _, first, last, _ in results.lines()) > results_before
+
+            poll(lambda: more() or not running[0].alive(), RESULT_S, 0.02)
+            if not more():
+                raise RuntimeError(f"no result after the restart\n{running[0].complaints()}")
             visible = max(at for *_, at in results.lines())
     return ready - begun, visible - begun, meter.largest_rss_mb, meter.cpu_between(begun, ready)
 
@@ -134,17 +137,13 @@ def _takeover(folder: Path, bootstrap: str, appended: int, say: Say) -> dict[str
 def _wait_caught_up(running: list[Launched]) -> None:
     """Both are ready, own partitions and don't use the CPU any more."""
     path.wait_ready(running)
-    deadline = time.monotonic() + RESULT_S
     watched = [psutil.Process(each.process.pid) for each in running]
-    for quiet in itertools.count():
-        before = [p.cpu_times() for p in watched]
-        time.sleep(2.0)  # CPU is measured over a while
-        after = [p.cpu_times() for p in watched]
-        used = max(b.user + b.system - a.user - a.system for a, b in zip(before, after, strict=True)) / 2.0
-        if used < QUIET_CPU and quiet >= 3:
-            return
-        if time.monotonic() > deadline:
-            raise RuntimeError("the standby doesn't catch up")
+
+    def quiet() -> bool:
+        return max(process.cpu_percent(interval=CPU_OVER_S) for process in watched) < QUIET_CPU * 100
+
+    if not poll(lambda: all(quiet() for _ in range(4)), RESULT_S):
+        raise RuntimeError("the standby doesn't catch up")
 
 
 async def _kill_under_load(bootstrap: str, victim: Launched) -> tuple[float, int]:

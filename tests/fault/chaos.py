@@ -24,12 +24,13 @@ import msgspec
 
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
-from tests.helpers.processes import Worker, wait_until
+from tests.helpers.processes import Worker, pause_until_replaced, rest, wait_until
 
 __all__ = ["Report", "events", "kills", "main", "verify", "zombies"]
 
 TYPES = ["order", "payment", "logistics", "login", "heartbeat", "debug", "review", "refund", "search", "cart"]
 TEXT = "用户反馈 支付 失败 the payment could not be completed, please check the gateway response code and retry later "
+SESSION_S = 10
 CONFIG = """
 [[sources]]
 name = "raw"
@@ -170,7 +171,7 @@ def _set_up(folder: Path, bootstrap: str, prefix: str, count: int, seed: int, **
     asyncio.run(topics.produce(bootstrap, f"{prefix}raw", events(count, seed)))
     env = {
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": prefix,
-        "HEADRACE_CONFIG": str(config), "HEADRACE_KAFKA__SESSION_TIMEOUT_S": "10", "HEADRACE_RESULTS__KEEP_S": "0",
+        "HEADRACE_CONFIG": str(config), "HEADRACE_KAFKA__SESSION_TIMEOUT_S": str(SESSION_S), "HEADRACE_RESULTS__KEEP_S": "0",
         **more,
     }  # fmt: skip
     return [Worker(folder / f"w{n}", env) for n in range(2)]
@@ -196,9 +197,9 @@ def kills(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, se
     workers = _set_up(folder, bootstrap, prefix, count, seed, HEADRACE_DELIVERY__BATCH_RECORDS="200")
     for worker in workers:
         worker.start()
-    time.sleep(3)  # the schedule of faults is in time on purpose: kills must fall at random moments of real work
+    rest(3)
     for _ in range(faults):
-        time.sleep(rnd.uniform(2.5, 6))  # a random moment, by the seed
+        rest(rnd.uniform(2.5, 6))
         victim = rnd.choice(workers)
         victim.kill()
         victim.start()
@@ -216,13 +217,9 @@ def zombies(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, 
         worker.start()
     for worker in workers:
         wait_until(worker.ready_times, 60, "worker ready")
-    time.sleep(3 + random.Random(seed).random() * 3)  # a random moment of real work, by the seed
+    rest(3 + random.Random(seed).random() * 3)
     for number in range(faults):
-        victim = workers[number % 2]
-        victim.pause()
-        time.sleep(22)  # past the session timeout of 10 s: another worker must have taken over
-        victim.resume()
-        time.sleep(12)  # the zombie comes back and tries to go on
+        pause_until_replaced(workers[number % 2], workers[1 - number % 2], SESSION_S)
     return _finish(workers, bootstrap, prefix, begun, faults)
 
 

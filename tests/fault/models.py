@@ -23,9 +23,10 @@ from typing import Any
 import httpx
 
 from app.broker.kafka import EmbeddedKafka
+from app.waiting import poll
 from tests.helpers import topics
 from tests.helpers.modelserver import category_of
-from tests.helpers.processes import StubProcess, Worker, wait_until
+from tests.helpers.processes import StubProcess, Worker, pause_until_replaced, rest, wait_until
 
 __all__ = ["FaultReport", "OutageReport", "faults", "outage"]
 
@@ -35,6 +36,7 @@ TEXTS = [
 ]  # fmt: skip
 CONCURRENCY = 10
 BATCH = 20
+SESSION_S = 6
 
 
 @dataclass
@@ -93,7 +95,8 @@ def worker_for(folder: Path, bootstrap: str, prefix: str, stub: StubProcess, **e
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": prefix,
         "HEADRACE_LLM__BASE_URL": f"http://127.0.0.1:{stub.port}/v1", "HEADRACE_LLM__MODEL": "stub",
         "HEADRACE_LLM__TIMEOUT_S": "4", "HEADRACE_LLM__CONCURRENCY": str(CONCURRENCY), "HEADRACE_LIGHT__ENABLED": "false",
-        "HEADRACE_CLASSIFY__RETRY_S": "1", "HEADRACE_LLM__BREAKER__OPEN_S": "1", "HEADRACE_KAFKA__SESSION_TIMEOUT_S": "6",
+        "HEADRACE_CLASSIFY__RETRY_S": "1", "HEADRACE_LLM__BREAKER__OPEN_S": "1",
+        "HEADRACE_KAFKA__SESSION_TIMEOUT_S": str(SESSION_S),
     }  # fmt: skip
     return Worker(folder, {**base, **env})
 
@@ -127,12 +130,10 @@ def faults(folder: Path, bootstrap: str, prefix: str, *, events: int, kills: int
         begun = time.monotonic()
         asyncio.run(topics.produce(bootstrap, f"{prefix}raw-events", messages(range(events))))
         for number in range(kills):
-            time.sleep(rnd.uniform(1.0, 3.0))  # the schedule is in time on purpose: faults fall into real work
+            rest(rnd.uniform(1.0, 3.0))
             victim = rnd.choice(workers)
             if number % 3 == 2:
-                victim.pause()
-                time.sleep(8)  # the pause is the fault
-                victim.resume()
+                pause_until_replaced(victim, next(worker for worker in workers if worker is not victim), SESSION_S)
             else:
                 victim.kill()
                 victim.start()
@@ -155,9 +156,7 @@ def wait_for_ids(bootstrap: str, prefix: str, events: int, seconds: float = 240)
         found[:] = read(bootstrap, f"{prefix}ai-results")
         return len({each["event_id"] for each in found}) >= events
 
-    deadline = time.monotonic() + seconds
-    while not there() and time.monotonic() < deadline:
-        time.sleep(1)  # topics are polled by reading them whole, so not often
+    poll(there, seconds, every_s=1)  # topics are read whole, so not often
     return found
 
 
@@ -212,7 +211,7 @@ def outage(folder: Path, bootstrap: str, prefix: str, *, seconds: float, rate: f
         failed = metric(worker, "headrace_model_calls_total", outcome="unreachable")
         report.calls_until_open = int(failed)
         rules = metric(worker, "headrace_outcomes_total", outcome="rule")
-        time.sleep(max(0.0, dead_at + seconds - time.monotonic()))  # the outage lasts as long as was asked for
+        rest(max(0.0, dead_at + seconds - time.monotonic()))
         report.calls_while_open = int(metric(worker, "headrace_model_calls_total", outcome="unreachable") - failed)
         report.intervals = time.monotonic() - opened_at
         report.rule_results_meanwhile = int(metric(worker, "headrace_outcomes_total", outcome="rule") - rules)

@@ -25,7 +25,7 @@ import psycopg
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
 from tests.helpers.postgres import PostgresServer, programs
-from tests.helpers.processes import Worker, wait_until
+from tests.helpers.processes import Worker, rest, wait_until
 from tests.helpers.sinks import SinkProcess
 
 __all__ = ["Report", "main", "run"]
@@ -159,7 +159,7 @@ def run(
         worker.wait_ready()
         feeder.start()
         for _ in range(faults):
-            time.sleep(rnd.uniform(0.5, 3))  # a random moment of real work, by the seed
+            rest(rnd.uniform(0.5, 3))
             _fault(rnd, worker, sinks, postgres)
         feeder.join()
         wrong = _settle(kafka.bootstrap, prefix, dsn, folder / "results.duckdb")
@@ -201,7 +201,7 @@ def _fault(rnd: random.Random, worker: Worker, sinks: list[SinkProcess], postgre
         case _:
             victim = rnd.choice(sinks[:2])
             victim.signal(signal.SIGSTOP)
-            time.sleep(STOPPED_S)  # past its session
+            rest(STOPPED_S)
             victim.signal(signal.SIGCONT)
 
 

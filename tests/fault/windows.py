@@ -18,7 +18,7 @@ from pathlib import Path
 
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
-from tests.helpers.processes import Worker, wait_until
+from tests.helpers.processes import Worker, rest, wait_until
 from tests.helpers.windows import Given, comparable, differences, recompute
 
 __all__ = ["Report", "main", "run"]
@@ -147,7 +147,7 @@ def run(folder: Path, bootstrap: str, prefix: str, count: int, faults: int, seed
             for worker in workers[1:]:
                 worker.start()
             alive = workers
-        time.sleep(rnd.uniform(0.5, 4))  # the schedule is in time on purpose: kills must fall into real work
+        rest(rnd.uniform(0.5, 4))
         victim = rnd.choice(alive)
         victim.kill()
         victim.start()

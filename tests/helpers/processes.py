@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from app.waiting import poll
+
 __all__ = ["StubProcess", "Worker", "clean_environment", "free_port", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
@@ -36,13 +38,18 @@ def wait_until(met: Callable[[], Any], seconds: float, what: str, every_s: float
     Raises:
         AssertionError: it wasn't met in time.
     """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        got = met()
-        if got:
-            return got
-        time.sleep(every_s)  # what other processes do is polled: there is no event to wait on
-    raise AssertionError(f"not within {seconds:.0f} s: {what}")
+    got = poll(met, seconds, every_s)
+    if not got:
+        raise AssertionError(f"not within {seconds:.0f} s: {what}")
+    return got
+
+
+def rest(seconds: float) -> None:
+    """Lets a time pass that a schedule or a slow client asks for; where something can be seen, `wait_until` it is.
+
+    The one place for it. Faults are to fall anywhere into real work, so there is nothing to wait for.
+    """
+    time.sleep(seconds)
 
 
 class Worker:
@@ -76,6 +83,7 @@ class Worker:
 
     def start(self) -> None:
         self.starts += 1
+        self._had_been_ready = self.ready_times()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self.module, "worker"],
@@ -87,7 +95,8 @@ class Worker:
         return self.log.read_text(errors="replace").count("headrace.delivery: ready;") if self.log.exists() else 0
 
     def wait_ready(self, seconds: float = 60) -> None:
-        had = self.ready_times()
+        """Waits until it has been ready since its last start."""
+        had = self._had_been_ready
         wait_until(lambda: self.ready_times() > had or self._ended(), seconds, f"worker ready; see {self.log}")
         assert not self._ended(), self.log.read_text(errors="replace")[-3000:]
 
@@ -117,6 +126,19 @@ class Worker:
                 self.kill()
                 raise AssertionError(f"worker {self.pid} did not stop within {seconds} s; see {self.log}") from None
         return self.process.returncode
+
+
+def pause_until_replaced(victim: Worker, other: Worker, session_s: float) -> None:
+    """SIGSTOP past the session timeout and until the other worker has taken over; then SIGCONT, until the zombie is back."""
+    taken, back = other.ready_times(), victim.ready_times()
+    victim.pause()
+    try:
+        rest(session_s + 1)
+        wait_until(lambda: other.ready_times() > taken, 60, f"another worker takes over; see {other.log}")
+        rest(2)  # of its work
+    finally:
+        victim.resume()
+    wait_until(lambda: victim.ready_times() > back, 60, f"the zombie is back in the group; see {victim.log}")
 
 
 class StubProcess:

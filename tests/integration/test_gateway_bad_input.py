@@ -21,6 +21,7 @@ from app.sources.source import compile_source
 from models.events import Bad, Event
 from tests.helpers import topics
 from tests.helpers.gateway import WebProcess, an_event
+from tests.helpers.processes import rest
 from tests.helpers.proxy import KafkaProxy
 
 pytestmark = pytest.mark.integration
@@ -62,7 +63,7 @@ def talk(gateway: WebProcess, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         try:
             for piece in pieces:
                 peer.sendall(piece)
-                time.sleep(pause_s)
+                rest(pause_s)
             found = b""
             while b"\r\n\r\n" not in found:
                 piece = peer.recv(65536)

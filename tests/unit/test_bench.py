@@ -22,6 +22,7 @@ from tests.bench.meter import Meter
 from tests.bench.outputs import Outcome
 from tests.bench.path import NOTHING, READY, Settled
 from tests.bench.steady import Unkept, trend
+from tests.helpers.processes import wait_until
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass"
 PARENT = f"""
@@ -59,8 +60,7 @@ def test_meter_counts_a_child_that_has_ended_and_only_in_its_interval() -> None:
         process.stdin.flush()
         assert process.stdout.readline() == b"burnt\n"
         ended = time.time()
-        while meter.times[-1] < ended:  # a sample after the end
-            time.sleep(0.01)
+        wait_until(lambda: meter.times[-1] >= ended, 20, "a sample after the end", every_s=0.01)
         process.stdin.write(b"\n")
         process.stdin.flush()
         process.wait()

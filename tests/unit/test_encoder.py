@@ -3,7 +3,6 @@
 import asyncio
 import importlib.util
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -13,6 +12,7 @@ from app.inference.batcher import LightBatcher
 from app.inference.encoder import EncoderClassifier
 from app.settings import CategorySettings, LightSettings, TaskSettings, load
 from app.sources.demo import demo_texts
+from tests.helpers.processes import rest
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -98,7 +98,7 @@ class Slow:
     def classify(self, task: TaskSettings, texts: Sequence[str]) -> list[tuple[str, float]]:
         self.batches.append((task.name, list(texts)))
         self.threads.add(threading.get_ident())
-        time.sleep(0.02)
+        rest(0.02)
         if "bad" in texts:
             raise ValueError("bad text")
         return [(text, 0.5) for text in texts]

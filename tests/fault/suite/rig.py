@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,7 @@ from tests.fault.suite.truth import Place
 from tests.fault.suite.watch import Level, Watch, level_of
 from tests.helpers import topics
 from tests.helpers.model_faults import Fault
-from tests.helpers.processes import StubProcess, Worker, wait_until
+from tests.helpers.processes import StubProcess, Worker, rest, wait_until
 from tests.helpers.proxy import KafkaProxy
 from tests.helpers.secure import SecureKafka
 
@@ -226,7 +225,7 @@ class Rig:
 
     def rest(self, low: float, high: float | None = None) -> None:
         """Lets events flow for a time drawn by the seed: faults have to fall into real work."""
-        time.sleep(low if high is None else self.rnd.uniform(low, high))  # by the schedule; there is nothing to wait on
+        rest(low if high is None else self.rnd.uniform(low, high))
 
     # -- model server ----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import psutil
 from aiokafka.errors import KafkaError
 
 from app.errors import HeadraceError
+from app.waiting import poll
 from tests.fault.suite.checker import Findings, Snapshot, check
 from tests.fault.suite.load import PARTITIONS
 from tests.fault.suite.outcome import Outcome, say
@@ -113,29 +115,31 @@ def _await_drained(rig: Rig) -> None:
 
 
 def _await_results(rig: Rig) -> None:
-    """All that was asked of models is answered, all windows are out."""
-    answered = 0
+    """All that was asked of models is answered, all windows are out; or nothing came for a long time."""
+    finished, stands, moved_at = False, (-1, -1), time.monotonic()
 
-    def there() -> bool:
-        nonlocal answered, end
-        asked = {json.loads(r.value)["event_id"] for r in rig.read("model-requests")}
-        ended = {json.loads(r.value)["event_id"] for t in ("ai-results", "manual-review") for r in rig.read(t)}
-        rekeyed = {json.loads(r.value)["event_id"] for r in rig.read("rekeyed")}
-        clean = {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("clean-events")}
-        clean |= {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("sink-noise")}
-        if len(asked & ended) > answered:
-            answered, end = len(asked & ended), time.monotonic() + DRAIN_S
-        return asked <= ended and rekeyed <= clean
+    def settled() -> bool:
+        nonlocal finished, stands, moved_at
+        finished, answers = _answered(rig)
+        now = answers, len(rig.read("agg-events"))
+        still, stands = now == stands, now
+        if not still:
+            moved_at = time.monotonic()
+        return still and (finished or time.monotonic() - moved_at > DRAIN_S)
 
-    end = time.monotonic() + DRAIN_S
-    quiet = -1
-    while time.monotonic() < end:
-        windows = len(rig.read("agg-events"))
-        if there() and windows == quiet:
-            return
-        quiet = windows
-        time.sleep(1.0)  # topics are read whole, so not often
-    rig.wrong("not finished", f"no end within {DRAIN_S:.0f} s")
+    poll(settled, math.inf, every_s=1.0)  # topics are read whole, so not often
+    if not finished:
+        rig.wrong("not finished", f"nothing came for {DRAIN_S:.0f} s")
+
+
+def _answered(rig: Rig) -> tuple[bool, int]:
+    """Whether all that was asked, or sent to another partition, has come out; and how many answers there are."""
+    asked = {json.loads(r.value)["event_id"] for r in rig.read("model-requests")}
+    ended = {json.loads(r.value)["event_id"] for t in ("ai-results", "manual-review") for r in rig.read(t)}
+    rekeyed = {json.loads(r.value)["event_id"] for r in rig.read("rekeyed")}
+    clean = {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("clean-events")}
+    clean |= {dict(r.headers)["headrace.event-id"].decode() for r in rig.read("sink-noise")}
+    return asked <= ended and rekeyed <= clean, len(asked & ended)
 
 
 def _compare(rig: Rig, before: list[Level]) -> None:
