@@ -17,7 +17,6 @@ import click
 import httpx
 from aiokafka.structs import TopicPartition
 from faust.cli.base import cli
-from prometheus_client.parser import text_string_to_metric_families
 
 from app.broker.kafka import EmbeddedKafka, die_with_parent, free_port, port_is_free
 from app.core import settings
@@ -27,6 +26,7 @@ from app.settings_web import LOOPBACK
 from app.waiting import poll
 from app.web import roster
 from app.web.announce import http_url
+from app.web.console.numbers import Numbers, parse
 from app.web.users import UserBook
 
 __all__ = ["run"]
@@ -270,31 +270,23 @@ class Machine:
             click.echo(self._line(page))
 
     def _line(self, page: str) -> str:
-        samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                samples.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+        numbers = Numbers(parse(page))
 
         def total(name: str, **labels: str) -> float:
-            return sum(v for given, v in samples.get(name, ()) if labels.items() <= given.items())
+            return numbers.total(name, **labels) or 0.0
 
-        events = sum(v for given, v in samples.get("headrace_records_in_total", ()) if given["stage"] != "classify")
-        now, rate = time.monotonic(), 0.0
+        now, events, rate = time.monotonic(), numbers.events_in or 0.0, 0.0
         if self.before:
             rate = (events - self.before[1]) / (now - self.before[0])
         self.before = (now, events)
-        outcome = {o: total("headrace_outcomes_total", outcome=o) for o in ("rule", "light", "deep", "review")}
-        results = sum(outcome.values())
-        shares = (
-            ", ".join(f"{tier} {count / results:.0%}" for tier, count in outcome.items() if count)
-            if results
-            else "none"
-        )
-        side = {o: int(total("headrace_outcomes_total", outcome=o)) for o in ("duplicate", "noise", "dead")}
+        outcome = numbers.by("headrace_outcomes_total", "outcome")
+        tiers = {tier: outcome.get(tier, 0.0) for tier in ("rule", "light", "deep", "review")}
+        results = sum(tiers.values())
+        shares = ", ".join(f"{tier} {count / results:.0%}" for tier, count in tiers.items() if count) or "none"
+        side = ", ".join(f"{outcome.get(name, 0.0):.0f} {name}" for name in ("duplicate", "noise", "dead"))
         return (
             f"{time.strftime('%H:%M:%S')}  {rate:.0f} events/s, {events:.0f} in; results {results:.0f} ({shares}); "
-            f"open {total('headrace_open_items'):.0f}, lag {total('headrace_lag_records'):.0f}; "
-            + ", ".join(f"{count} {name}" for name, count in side.items())
+            f"open {total('headrace_open_items', stage='classify'):.0f}, lag {total('headrace_lag_records'):.0f}; {side}"
         )
 
 
