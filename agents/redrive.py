@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 import aiokafka
 import msgspec
-from aiokafka.errors import IllegalOperation, KafkaError, ProducerFenced
+from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
 from app.delivery.outbox import Row, size_of
 from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
-from app.delivery.transaction import acknowledged, new_producer, send_rows
+from app.delivery.transaction import acknowledged, in_transaction, new_producer, send_rows
 from app.errors import BrokerError
 from app.logic.redrive import DeadLetter, Selection, examine, position_of
 from app.settings import Settings
@@ -176,7 +176,7 @@ class Redrive:
             await self._forget_old(producer)
         except ProducerFenced as error:
             raise BrokerError("another redrive was started meanwhile; this one stopped, nothing is doubled") from error
-        except (KafkaError, IllegalOperation, TimeoutError) as error:
+        except (KafkaError, TimeoutError) as error:
             raise BrokerError(
                 f"the redrive was cut off ({type(error).__name__}); run it again, what was moved stays moved"
             ) from error
@@ -313,13 +313,12 @@ class Redrive:
 
 async def _write(producer: aiokafka.AIOKafkaProducer, rows: dict[tuple[str, int], list[Row]]) -> None:
     """All of it, or nothing."""
-    await producer.begin_transaction()
     try:
-        pending = [
-            future for (topic, p), its in rows.items() for future in (await send_rows(producer, topic, p, its))[0]
-        ]
-        await acknowledged(producer, pending)
-        await producer.commit_transaction()
+        async with in_transaction(producer):
+            pending = [
+                future for (topic, p), its in rows.items() for future in (await send_rows(producer, topic, p, its))[0]
+            ]
+            await acknowledged(producer, pending)
     except ProducerFenced:
         raise  # the other one has settled it
     except BaseException:
@@ -330,5 +329,6 @@ async def _write(producer: aiokafka.AIOKafkaProducer, rows: dict[tuple[str, int]
 async def _abort(producer: aiokafka.AIOKafkaProducer) -> None:
     try:
         await producer.abort_transaction()
-    except (KafkaError, IllegalOperation) as error:  # the broker aborts it when the next run starts its producer
+    except (KafkaError, AssertionError) as error:
+        # Not in a state to be aborted any more: the broker does it when the next run starts its producer.
         log.warning("the transaction could not be aborted (%s)", type(error).__name__)

@@ -21,14 +21,13 @@ from app.delivery.partitions import partition_for
 from app.delivery.probe import probe, read_tail
 from app.delivery.reseed import write_rows
 from app.delivery.stage import Stage
-from app.delivery.state import APPLIED, UNFINISHED, Applied
+from app.delivery.state import APPLIED, UNFINISHED, Applied, ChangelogRecord
 from app.errors import StateError
 from app.logic.progress import progress_of
 from app.settings import Settings
 
 __all__ = ["Partitioner", "Plan", "behind", "child_rows", "divide", "finish", "parent_rows", "place", "unfinished"]
 
-Row = tuple[bytes, bytes | None]
 Partitioner = Literal["murmur2", "crc32"]
 
 
@@ -59,7 +58,7 @@ def place(key: bytes, count: int, partitioner: Partitioner) -> int:
     return partition_for(key, count) if partitioner == "murmur2" else zlib.crc32(key) % count
 
 
-def child_rows(state: OfflineState, parent: int, child: int, plan: Plan) -> Iterator[Row]:
+def child_rows(state: OfflineState, parent: int, child: int, plan: Plan) -> Iterator[ChangelogRecord]:
     """What the changelog of a new partition begins with.
 
     Raises:
@@ -85,7 +84,7 @@ def child_rows(state: OfflineState, parent: int, child: int, plan: Plan) -> Iter
         yield APPLIED, msgspec.msgpack.encode(first)
 
 
-def parent_rows(state: OfflineState, parent: int, plan: Plan) -> Iterator[Row]:
+def parent_rows(state: OfflineState, parent: int, plan: Plan) -> Iterator[ChangelogRecord]:
     """What changes in the parent: rows that follow their key to a child are gone."""
     for each in state.maps.values():
         if callable(each.moves):
@@ -205,6 +204,6 @@ async def finish(settings: Settings, stage: Stage, plan: Plan) -> None:
         await _write(settings, stage, partition, iter([(UNFINISHED, None)]))
 
 
-async def _write(settings: Settings, stage: Stage, partition: int, rows: Iterator[Row]) -> None:
+async def _write(settings: Settings, stage: Stage, partition: int, rows: Iterator[ChangelogRecord]) -> None:
     async with writer(settings, stage, partition) as producer:
         await write_rows(producer, stage.changelog, partition, rows)

@@ -10,9 +10,10 @@ from app.delivery.changelog import Copy, in_thread
 from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS
 from app.delivery.maps import PackedMap
+from app.delivery.outbox import Row
 from app.delivery.probe import crc_of, probe, read_tail, record_at
-from app.delivery.state import APPLIED, StateRows
-from app.delivery.transaction import acknowledged
+from app.delivery.state import APPLIED, ChangelogRecord, StateRows
+from app.delivery.transaction import NO_HEADERS, acknowledged, in_transaction, marker_behind, send_rows
 
 if TYPE_CHECKING:
     from app.delivery.lane import Lane
@@ -24,8 +25,6 @@ log = logging.getLogger("headrace.delivery")
 
 TRANSACTION_BYTES = 4 << 20
 """Rows are written in transactions of about this size: each is in memory as a whole."""
-
-Row = tuple[bytes, bytes | None]
 
 
 async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
@@ -56,32 +55,27 @@ def changelog_rows(state: StateRows, partition: int) -> Iterator[tuple[bytes, by
             yield key, value
 
 
-async def write_rows(producer: Any, topic: str, partition: int, rows: Iterator[Row]) -> int:
+async def write_rows(producer: Any, topic: str, partition: int, rows: Iterator[ChangelogRecord]) -> int:
     """Writes changelog rows in transactions of bounded size; returns the offset behind which all of it stands."""
-    reached, more = -1, True
-    while more:
-        await producer.begin_transaction()
-        builder, count, size, sent = producer.create_batch(), 0, 0, []
-        for key, value in rows:
-            if builder.append(key=key, value=value, timestamp=None) is None:
-                builder.close()
-                sent.append(await producer.send_batch(builder, topic, partition=partition))
-                builder, count = producer.create_batch(), 0
-                builder.append(key=key, value=value, timestamp=None)
-            count += 1
-            size += len(key) + len(value or b"")
-            if size >= TRANSACTION_BYTES:
-                break
-        else:
-            more = False
-        if count:
-            builder.close()
-            sent.append(await producer.send_batch(builder, topic, partition=partition))
-        await acknowledged(producer, sent)
-        await producer.commit_transaction()
-        if sent:
-            reached = int(sent[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker
+    reached = -1
+    while chunk := _chunk(rows):
+        async with in_transaction(producer):
+            sent, count = await send_rows(producer, topic, partition, chunk)
+            await acknowledged(producer, sent)
+        reached = marker_behind(sent, count)
     return reached
+
+
+def _chunk(rows: Iterator[ChangelogRecord]) -> list[Row]:
+    """The rows of one transaction; none at the end."""
+    chunk: list[Row] = []
+    size = 0
+    for key, value in rows:
+        chunk.append((key, value, NO_HEADERS))
+        size += len(key) + len(value or b"")
+        if size >= TRANSACTION_BYTES:
+            break
+    return chunk
 
 
 async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
@@ -98,7 +92,7 @@ async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
     database.note(RESEEDING, b"1")
     stale = await _stale_keys(delivery, copy)
 
-    def rows() -> Iterator[Row]:
+    def rows() -> Iterator[ChangelogRecord]:
         for key in stale:
             yield key, None
         yield from changelog_rows(state, partition)

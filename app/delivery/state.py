@@ -18,7 +18,17 @@ from app.delivery.kinds import KINDS, noted
 from app.delivery.maps import Map, PackedMap
 from app.delivery.store import Store
 
-__all__ = ["APPLIED", "UNFINISHED", "Applied", "BatchSchema", "State", "StateRows", "View", "decode_applied"]
+__all__ = [
+    "APPLIED",
+    "UNFINISHED",
+    "Applied",
+    "BatchSchema",
+    "ChangelogRecord",
+    "State",
+    "StateRows",
+    "View",
+    "decode_applied",
+]
 
 V = TypeVar("V")
 

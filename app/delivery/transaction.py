@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.delivery.stage import Stage
 
-__all__ = ["Transaction", "acknowledged", "new_producer", "send_rows"]
+__all__ = ["Transaction", "acknowledged", "in_transaction", "marker_behind", "new_producer", "send_rows"]
 
 MAX_BATCH_BYTES = 1_000_000
 """Of one record batch: brokers refuse one above message.max.bytes (1,048,588 by default)."""
@@ -54,7 +56,7 @@ def _keep_back(manager: Any, accumulator: Any) -> None:
 
     aiokafka 0.14 forgets then that these partitions were still to be added to the transaction, and sends their batches without
     that. While the marker of the transaction before isn't written yet the broker takes them for a part of it, and its
-    marker commits them: State went on without the outputs. Found by fault 25.
+    marker commits them: State would go on without the outputs.
     """
     usual = manager.error_transaction
 
@@ -63,9 +65,27 @@ def _keep_back(manager: Any, accumulator: Any) -> None:
         for tp in list(accumulator._batches):
             for batch in accumulator._batches.pop(tp):
                 batch.failure(why)
-                batch.drain_ready()
 
     manager.error_transaction = error_transaction
+
+
+@asynccontextmanager
+async def in_transaction(producer: Any) -> AsyncIterator[None]:
+    """Begins a transaction; commits it at the end. What fails within leaves it open.
+
+    Raises:
+        KafkaError: refused, timed out or fenced; the next producer with this id aborts it.
+    """
+    try:
+        await producer.begin_transaction()
+        yield
+        await producer.commit_transaction()
+    except (IllegalOperation, AssertionError) as error:
+        # No KafkaError of aiokafka's: its sender met one beside us, and has left the transaction before we sent all.
+        met = producer._txn_manager.wait_for_transaction_end()
+        if met.done() and met.exception() is not None:
+            raise met.exception() from error
+        raise KafkaError(f"the producer isn't in its transaction any more ({error})") from error
 
 
 @dataclass(slots=True)
@@ -97,31 +117,17 @@ class Transaction:
         Raises:
             KafkaError: refused, timed out or fenced; the transaction is aborted or will be by the next producer.
         """
-        try:
-            return await self._write(producer, stage, tp, offset, group)
-        except (IllegalOperation, AssertionError) as error:
-            # No KafkaError of aiokafka's: its sender met one beside us, and has left the transaction before we sent all.
-            met = producer._txn_manager.wait_for_transaction_end()
-            if met.done() and met.exception() is not None:
-                raise met.exception() from error
-            raise KafkaError(f"the producer isn't in its transaction any more ({error})") from error
-
-    async def _write(
-        self, producer: Any, stage: "Stage", tp: TopicPartition, offset: int | None, group: str
-    ) -> int | None:
-        await producer.begin_transaction()
-        pending = await self._send(producer, stage, tp.partition)
-        changelog, count = await self._send_changelog(producer, stage.changelog, tp.partition)
-        crash.at("sent")
-        if offset is not None:
-            await producer.send_offsets_to_transaction({tp: offset}, group)
-        await acknowledged(producer, [*pending, *changelog])
-        crash.at("uncommitted")
-        await producer.commit_transaction()
+        async with in_transaction(producer):
+            pending = await self._send(producer, stage, tp.partition)
+            rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
+            changelog, count = await send_rows(producer, stage.changelog, tp.partition, rows)
+            crash.at("sent")
+            if offset is not None:
+                await producer.send_offsets_to_transaction({tp: offset}, group)
+            await acknowledged(producer, [*pending, *changelog])
+            crash.at("uncommitted")
         crash.at("committed")
-        if not changelog:
-            return None
-        return int(changelog[-1].result().offset) + count  # the batch's records - 1, + 1 for the marker
+        return marker_behind(changelog, count) if changelog else None
 
     async def _send(self, producer: Any, stage: "Stage", partition: int) -> list[Any]:
         futures: list[Any] = []
@@ -134,11 +140,6 @@ class Transaction:
                 futures += sent
         return futures
 
-    async def _send_changelog(self, producer: Any, topic: str, partition: int) -> tuple[list[Any], int]:
-        """Sends the State changes; returns the futures and how many records the last batch holds."""
-        rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
-        return await send_rows(producer, topic, partition, rows)
-
 
 async def acknowledged(producer: Any, futures: list[Any]) -> None:
     """Waits until all batches are acknowledged.
@@ -147,10 +148,10 @@ async def acknowledged(producer: Any, futures: list[Any]) -> None:
     for until the stall watch ends the worker.
     """
     sent = asyncio.gather(*futures)
+    sent.add_done_callback(lambda late: late.cancelled() or late.exception())  # also when nobody waits any more
     failed = producer._txn_manager.wait_for_transaction_end()
     await asyncio.wait([sent, failed], return_when=asyncio.FIRST_COMPLETED)
     if not sent.done():
-        sent.add_done_callback(lambda late: late.cancelled() or late.exception())
         failed.result()  # raises why
     await sent
 
@@ -177,6 +178,11 @@ async def send_rows(producer: Any, topic: str, partition: int, rows: list[Row]) 
     if batch is not None:
         futures.append(await _close(producer, batch, count, topic, partition))
     return futures, count
+
+
+def marker_behind(sent: list[Any], count: int) -> int:
+    """The offset of the commit marker behind batches of one partition: what `send_rows` gave, acknowledged."""
+    return int(sent[-1].result().offset) + count  # the last batch's records - 1, + 1 for the marker
 
 
 async def _close(producer: Any, batch: Any, count: int, topic: str, partition: int) -> Any:

@@ -1,6 +1,7 @@
 """A transaction: what its producer meets beside it ends the lane's try, never the worker."""
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from aiokafka.structs import TopicPartition
 from agents import redrive
 from app.delivery.outbox import Outbox
 from app.delivery.reseed import write_rows
-from app.delivery.transaction import Transaction, _keep_back
+from app.delivery.transaction import Transaction, _keep_back, acknowledged
 
 
 class LeftBehind:
@@ -88,11 +89,70 @@ async def test_a_refused_topic_ends_a_redrive_with_its_name() -> None:
 
 
 async def test_a_refused_changelog_ends_a_reseed_with_its_name() -> None:
-    producer: Any = Refused()
-    producer.create_batch = lambda: SimpleNamespace(append=lambda **record: True, close=lambda: None)
     with pytest.raises(TopicAuthorizationFailedError, match="clean"):
         async with asyncio.timeout(10):
-            await write_rows(producer, "clean", 0, iter([(b"k", b"v")]))
+            await write_rows(Refused(), "clean", 0, iter([(b"k", b"v")]))
+
+
+async def test_a_reseed_whose_producer_left_its_transaction_is_an_error_of_kafka() -> None:
+    with pytest.raises(KafkaError, match="isn't in its transaction any more"):
+        await write_rows(LeftBehind(), "changelog", 0, iter([(b"k", b"v")]))
+
+
+async def test_a_redrive_that_can_not_be_aborted_any_more_ends_with_what_it_met() -> None:
+    producer: Any = RefusedBetween()
+
+    async def abort() -> None:
+        raise AssertionError("Invalid state transition FATAL_ERROR -> ABORTING_TRANSACTION")
+
+    producer.abort_transaction = abort
+    with pytest.raises(TopicAuthorizationFailedError, match="clean"):
+        await redrive._write(producer, {("clean", 0): [(b"k", b"v", [])]})
+
+
+async def test_rows_are_written_in_transactions_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.delivery.reseed.TRANSACTION_BYTES", 4)
+    said: list[str] = []
+
+    class Writing(LeftBehind):
+        """Takes everything; an offset for each record and each marker."""
+
+        end = 0
+
+        async def begin_transaction(self) -> None:
+            said.append("begin")
+
+        async def send_batch(self, batch: Any, *topic: object, partition: int) -> Any:
+            said.append(f"{batch._relative_offset} records")
+            sent = asyncio.get_running_loop().create_future()
+            sent.set_result(SimpleNamespace(offset=self.end))
+            self.end += batch._relative_offset
+            return sent
+
+        async def commit_transaction(self) -> None:
+            said.append("commit")
+            self.end += 1
+
+    rows = iter([(b"k1", b"v"), (b"k2", None), (b"k3", b"long")])
+    assert await write_rows(Writing(), "changelog", 0, rows) == 4, "three records and the marker between, then the last"
+    assert said == ["begin", "2 records", "commit", "begin", "1 records", "commit"]
+
+
+async def test_a_batch_that_fails_when_its_transaction_was_given_up_is_no_news() -> None:
+    loop = asyncio.get_running_loop()
+    heard: list[object] = []
+    loop.set_exception_handler(lambda _, context: heard.append(context))
+    batch = loop.create_future()
+    waiting = asyncio.ensure_future(acknowledged(LeftBehind(), [batch]))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    batch.set_exception(KafkaError("the producer was stopped"))
+    del batch, waiting
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not heard
 
 
 async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
