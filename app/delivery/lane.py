@@ -68,14 +68,13 @@ class Lane:
         self._posted: deque[Work] = deque()
         self._wake = asyncio.Event()
         self._closing = False
-        self._gap = False
-        self._refused: KafkaError | None = None
-        """What the fetch of this partition met."""
+        self._unreadable: KafkaError | StateError | None = None
+        """Why no more input can be taken: the lane begins again from its position."""
         self._incarnation = ""
         self._applied: Applied | None = None
         self._batch = 0
-        self._written = 0
-        """The last batch that is committed and in State."""
+        self._backoff_s = 0.0
+        """The pause after the last error; 0 once a batch is committed and in State."""
         self.last_begin = 0.0
         self._task: asyncio.Task[None] | None = None
         self._labels = (stage.name, str(tp.partition))
@@ -84,7 +83,7 @@ class Lane:
 
     def room(self) -> int:
         """How many records may be fetched now. Read by the consumer's thread."""
-        if not self.ready or self._closing or self.stopped or self._gap or self._refused:
+        if not self.ready or self._closing or self.stopped or self._unreadable:
             return 0
         delivery = self.delivery
         if self.inbox_bytes >= delivery.lane_bytes or self.inbox_records >= 2 * delivery.batch_records:
@@ -93,12 +92,10 @@ class Lane:
 
     def accept(self, fetched: Fetched) -> None:
         """Takes what a fetch brought. Anything but the next records in line is read again instead."""
-        if not self.ready or self._closing or self.stopped or self._gap:
+        if not self.ready or self._closing or self.stopped or self._unreadable:
             return
         if fetched.start > self.expected:
-            self._gap = (
-                True  # a seek or a cut log in between: the lane finds out which, and reads again from its position
-            )
+            self._unreadable = StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
         elif fetched.next > self.expected:
             records = fetched.records
             if fetched.start < self.expected:
@@ -117,7 +114,7 @@ class Lane:
     def refuse(self, error: KafkaError) -> None:
         """The input can't be read: the lane says why, and begins again after a pause. Others go on."""
         if self.ready and not self._closing:
-            self._refused = error
+            self._unreadable = error
             self._wake.set()
 
     def post(self, work: Work) -> None:
@@ -147,9 +144,8 @@ class Lane:
 
     async def close(self) -> None:
         """Finishes or aborts the transaction under way within 2 s; writes what was posted; input not begun is dropped."""
-        self._closing, self.ready = True, False
-        self.inbox.clear()
-        self.inbox_records = self.inbox_bytes = 0
+        self._closing = True
+        self._drop_input()
         self._wake.set()
         if self._task is not None:
             done, _ = await asyncio.wait([self._task], timeout=CLOSE_GRACE_S)
@@ -157,19 +153,14 @@ class Lane:
                 self._task.cancel()
                 await asyncio.wait([self._task], timeout=1.0)
         self.stage.lane_closed(self)
-        if self.producer is not None:
-            self.delivery.stop_producer(self.producer)
-            self.producer = None
+        self._drop_producer()
 
     async def _run(self) -> None:
-        backoff = self.delivery.settings.delivery.retry_backoff_s
-        fenced = self.producer is not None
+        settings = self.delivery.settings
         while not self._closing:
-            written = self._written
             try:
-                if not fenced:
+                if self.producer is None:
                     await self._reopen()
-                fenced = False  # the next turn comes after an error
                 await self._locate()
                 if self.stopped or self._closing:
                     return  # nothing is written either: the local copy may not be what the changelog says
@@ -179,26 +170,15 @@ class Lane:
             except ProducerFenced:
                 # Somebody started a producer for this partition. If the group gave it away, a revoke comes within the
                 # session timeout and ends this lane; if not, the broker itself ended a transaction, and we go on.
-                self._broke("fenced by another producer", self.delivery.settings.kafka.session_timeout_s)
-                await self._pause(self.delivery.settings.kafka.session_timeout_s)
+                await self._broke("fenced by another producer", settings.kafka.session_timeout_s)
             except (KafkaError, HeadraceError, TimeoutError, OSError) as error:
-                if self._written > written:
-                    backoff = self.delivery.settings.delivery.retry_backoff_s
-                self._broke(explained(self.delivery.settings.kafka, error), backoff)
-                await self._pause(backoff)
-                backoff = min(backoff * 2, MAX_BACKOFF_S)
+                self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S) or settings.delivery.retry_backoff_s
+                await self._broke(explained(settings.kafka, error), self._backoff_s)
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self._closing:
-                    self._wake.clear()
-                    await self._wake.wait()
-
-    def _broke(self, why: str, wait_s: float) -> None:
-        self.ready = False
-        self.inbox.clear()
-        self.inbox_records = self.inbox_bytes = 0
+    async def _broke(self, why: str, wait_s: float) -> None:
+        """Gives up what is in flight, and says why; then a pause, which a revoke cuts short."""
+        self._drop_input()
+        self._drop_producer()
         self.view.forget()
         if not self._closing:
             metrics.LANE_FAILURES.labels(*self._labels).inc()
@@ -211,12 +191,26 @@ class Lane:
                 why,
                 wait_s,
             )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not self._closing:
+                    self._wake.clear()
+                    await self._wake.wait()
 
-    async def _reopen(self) -> None:
-        """A new producer settles the old one's transaction; then State takes over what its changelog got meanwhile."""
+    def _drop_input(self) -> None:
+        """Takes nothing more until the next `_locate`."""
+        self.ready = False
+        self.inbox.clear()
+        self.inbox_records = self.inbox_bytes = 0
+
+    def _drop_producer(self) -> None:
+        """Its open transaction is aborted beside us, or by the producer that comes after it."""
         if self.producer is not None:
             self.delivery.stop_producer(self.producer)
             self.producer = None
+
+    async def _reopen(self) -> None:
+        """A new producer settles the old one's transaction; then State takes over what its changelog got meanwhile."""
         await self.open()
         state, partition = self.stage.state, self.tp.partition
         state.store.reopen(partition)  # a database that met a full disk refuses writes until it is opened again
@@ -247,7 +241,7 @@ class Lane:
             metrics.RECORDS_LOST.labels(*self._labels).inc(found.lost)
         self._applied = applied
         self._incarnation = applied.incarnation if applied else uuid.uuid4().hex
-        self.position, self.expected, self._gap, self._refused = found.next - 1, found.next, False, None
+        self.position, self.expected, self._unreadable = found.next - 1, found.next, None
         await self.delivery.seek(tp, found.next)
         if self._closing:  # a revoke came meanwhile
             return
@@ -273,10 +267,8 @@ class Lane:
                     committing = None
                 if self._closing and committing is None and not self._posted:
                     return
-                if self._refused is not None and not self._closing:
-                    raise self._refused
-                if self._gap and not self._closing:
-                    raise StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
+                if self._unreadable is not None and not self._closing:
+                    raise self._unreadable
                 wait_s = self._due(committing is not None)
                 if wait_s > 0:
                     await self._wait(committing, wait_s)
@@ -375,7 +367,7 @@ class Lane:
                 self.stage.state.database(self.tp.partition).write(out.local.items(), end)
             crash.at("written")
             self.view.release(transaction.number)
-            self._written = transaction.number
+            self._backoff_s = 0.0
             self.stage.committed(self, transaction)
         except BaseException:
             self._give_up(transaction)
