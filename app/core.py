@@ -167,10 +167,9 @@ def build(settings: Settings) -> App:
     transport.register()
     delivery = Delivery(settings)
     kafka = settings.kafka
-    name = settings.topic("headrace") + ("" if settings.role == "all" else f"-{settings.role}")
     context: ssl.SSLContext | None = ssl_context(kafka)
     built = App(
-        name,
+        settings.group(settings.role),
         broker=[f"kafkabatch://{server.strip()}" for server in kafka.bootstrap_servers.split(",")],
         broker_credentials=None,
         ssl_context=context,

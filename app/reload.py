@@ -13,7 +13,8 @@ from app import metrics
 from app.core import App
 from app.errors import SettingsError
 from app.llm.budget import Terms, terms_of
-from app.settings import Settings, files_of, load
+from app.settings import Settings, load
+from app.settings_files import files_of
 
 __all__ = ["take", "watch"]
 

@@ -8,14 +8,14 @@ import functools
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.errors import SettingsError
 from app.settings_base import Condition, Section
-from app.settings_files import named_files, with_files
+from app.settings_files import read_file, with_files
 from app.settings_kafka import DeliverySettings, KafkaSettings
 from app.settings_llm import BreakerSettings, BudgetSettings, LlmSettings, OverBudget, ProviderSettings
 from app.settings_sinks import SinkSettings
@@ -32,6 +32,7 @@ from app.settings_web import LOOPBACK, ConsoleSettings, GatewaySettings, Results
 from app.settings_windows import AggregateSettings, IntentRule, WindowsSettings, check_windows
 
 __all__ = [
+    "ROLES",
     "AggregateSettings",
     "BreakerSettings",
     "BudgetSettings",
@@ -52,6 +53,7 @@ __all__ = [
     "ProviderSettings",
     "ResultsSettings",
     "ReviewsSettings",
+    "Role",
     "Settings",
     "SinkSettings",
     "SourceSettings",
@@ -60,10 +62,11 @@ __all__ = [
     "WebSettings",
     "WindowsSettings",
     "config_path",
-    "files_of",
     "load",
-    "read_file",
 ]
+
+Role = Literal["all", "ingest", "windows", "classify", "review", "results"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 SECRETS = ("kafka.password", "llm.api_key", "web.token", "console.secret", "console.token")
 """Fields that may come from the environment only."""
@@ -166,9 +169,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(Path("data"), description="State, and the embedded broker's data. One worker a folder.")
-    role: Literal["all", "ingest", "windows", "classify", "review", "results"] = Field(
-        "all", description="Which stages this worker runs; each role is a consumer group of its own."
-    )
+    role: Role = Field("all", description="Which stages this worker runs; each role is a consumer group of its own.")
     kafka: KafkaSettings = KafkaSettings()
     delivery: DeliverySettings = DeliverySettings()
     ingest: IngestSettings = IngestSettings()
@@ -284,6 +285,10 @@ class Settings(BaseSettings):
         """The full name of a topic of ours."""
         return self.kafka.topic_prefix + name
 
+    def group(self, role: Role) -> str:
+        """The consumer group of the workers with a role."""
+        return self.topic("headrace") + ("" if role == "all" else f"-{role}")
+
     def source_topic(self, source: SourceSettings) -> str:
         """The full name of a source's topic: as written, or with our prefix where the source says so."""
         return self.topic(source.topic) if source.prefixed else source.topic
@@ -321,30 +326,6 @@ def load(path: Path | None = None) -> Settings:
         return Settings(**tree)
     except ValidationError as error:
         raise SettingsError(_explain(error, chosen)) from None
-
-
-def files_of(path: Path) -> list[Path]:
-    """The settings file and the files that it names; only itself while it can't be read."""
-    try:
-        return [path, *named_files(read_file(path), path.parent)]
-    except SettingsError:
-        return [path]
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The tree of a settings file, as it stands there.
-
-    Raises:
-        SettingsError: it can't be read.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(
-            f"{path}: can't be read ({error.strerror}); set HEADRACE_CONFIG to the right path"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not valid TOML: {error}") from None
 
 
 @functools.cache

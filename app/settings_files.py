@@ -1,30 +1,45 @@
-"""Files that a task names: its prompt's template and its examples. Read when the settings are, and part of them then."""
+"""The settings file, and what its tasks name: a prompt's template, examples. They are part of the settings once read."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from app.errors import SettingsError
 
-__all__ = ["named_files", "with_files"]
+__all__ = ["files_of", "read_file", "with_files"]
 
 NAMES = ("template_file", "examples_file")
 
 
-def named_files(tree: dict[str, Any], folder: Path) -> list[Path]:
-    """The files that a tree's tasks name, whatever is in them.
+def read_file(path: Path) -> dict[str, Any]:
+    """The tree of a settings file, as it stands there.
 
-    Args:
-        tree: as TOML has it.
-        folder: of the settings file; relative paths begin there.
+    Raises:
+        SettingsError: it can't be read.
     """
-    tasks = tree.get("tasks")
-    given = (
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: can't be read ({error.strerror}); set HEADRACE_CONFIG to the right path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+
+
+def files_of(path: Path) -> list[Path]:
+    """The settings file and the files that its tasks name, whatever is in them; only itself while it can't be read."""
+    try:
+        tasks = read_file(path).get("tasks")
+    except SettingsError:
+        return [path]
+    named = (
         [task.get(name) for task in tasks if isinstance(task, dict) for name in NAMES]
         if isinstance(tasks, list)
         else []
     )
-    return [folder / named for named in given if isinstance(named, str)]
+    return [path, *(path.parent / each for each in named if isinstance(each, str))]
 
 
 def with_files(tree: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, SecretStr
 
-from app.settings import Settings, config_path, load, read_file
+from app.settings import Settings, config_path, load
+from app.settings_files import read_file
 
 __all__ = ["Setting", "changed_since", "in_force"]
 

@@ -1,4 +1,4 @@
-"""One RocksDB database per partition of a State, opened and closed explicitly.
+"""A RocksDB database: the local copy of one partition of a State, opened and closed explicitly.
 
 Takes the place of Faust's own store: that one gives each table and partition a 2 GiB cache, never closes a database, and
 writes the changelog offset apart from the changes. Here one block cache and one write-buffer budget serve all
@@ -6,10 +6,7 @@ databases of the worker, and the offset is written in the same WriteBatch as the
 """
 
 import logging
-import shutil
-import threading
 import time
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -30,7 +27,7 @@ from rocksdict import (
 
 from app.errors import StateDamaged, StateDiskFull, StateError
 
-__all__ = ["COPY_OF", "RESEEDING", "Database", "Databases", "Writes", "prefix_end", "share_memory"]
+__all__ = ["COPY_OF", "RESEEDING", "Database", "Writes", "prefix_end", "share_memory"]
 
 log = logging.getLogger("headrace.delivery")
 
@@ -49,8 +46,6 @@ RESEEDING = b"\x00reseeding"
 """There while the changelog is written anew from this copy: until it is gone the changelog isn't whole."""
 DAMAGED = "DAMAGED"
 """A file with this name in the folder says that RocksDB found it damaged: the next open sets it aside."""
-KEPT_ASIDE = 2
-"""Folders that were set aside are kept for a look, the newest two of each partition."""
 DELETION_WINDOW, DELETION_SHARE = 10_000, 0.5
 """A file half of whose keys (of all, or of this many neighbours) are deletions is compacted soon: expired ids leave the
 disk without waiting for new ones to push them down."""
@@ -63,8 +58,6 @@ UNCOMPRESSED_LEVELS = 2
 """Young files are written again soon, and ids hardly shrink: compressing them takes a third of all CPU of a write."""
 BLOOM_BITS = 10
 """1% false positives: nearly every look-up of a new event id ends in memory."""
-
-
 MEMTABLE_BLOOM_RATIO = 0.1
 """Share of a write buffer for the bloom filter of its keys."""
 
@@ -79,8 +72,6 @@ class _Memory:
 
 
 _memory: _Memory | None = None
-_opening = threading.RLock()
-"""Restore opens and closes databases beside the event loop, which may ask for one of them."""
 
 
 def share_memory(block_cache_bytes: int, write_buffer_bytes: int) -> None:
@@ -324,81 +315,3 @@ def prefix_end(prefix: bytes) -> bytes:
     """The first key after all that begin with `prefix`; empty when there is none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""
-
-
-class Databases:
-    """The local copies of one State, each opened on first use."""
-
-    _open: dict[int, Database]
-
-    @property
-    @abstractmethod
-    def _place(self) -> tuple[Path, str, str]:
-        """The folder they are in, the State's name, and its changelog's."""
-
-    def database(self, partition: int) -> Database:
-        """The open database of a partition; opens it on first use. What can't be read is set aside and begun anew."""
-        found = self._open.get(partition)
-        if found is None:
-            with _opening:
-                found = self._open.get(partition)
-                if found is None:
-                    found = self._open[partition] = self._open_or_begin(partition)
-        return found
-
-    def _open_or_begin(self, partition: int) -> Database:
-        folder = self.folder(partition)
-        try:
-            found = Database(folder)
-        except StateDamaged as error:
-            self.set_aside(partition, str(error))
-            found = Database(folder)
-        if found.changelog_offset is None and found.get(COPY_OF) is None:
-            found.note(COPY_OF, self.identity(partition))
-        return found
-
-    def identity(self, partition: int) -> bytes:
-        """What COPY_OF says in a copy that belongs here."""
-        return f"{self._place[2]}/{partition}".encode()
-
-    def folder(self, partition: int) -> Path:
-        root, name, _ = self._place
-        return root / f"{name}-{partition}.db"
-
-    @property
-    def partitions(self) -> list[int]:
-        return sorted(self._open)
-
-    def reopen(self, partition: int, *, bulk: bool = False) -> None:
-        """Closes a partition's database; the next use opens it afresh. With `bulk` it is opened at once, for a restore."""
-        with _opening:
-            self._close(partition)
-            if bulk:
-                self.database(partition)  # sets aside what is damaged
-                self._close(partition)
-                self._open[partition] = Database(self.folder(partition), bulk=True)
-
-    def _close(self, partition: int) -> None:
-        with _opening:
-            opened = self._open.pop(partition, None)
-            if opened:
-                opened.close()
-
-    def set_aside(self, partition: int, why: str) -> None:
-        """Moves the local copy of a partition out of the way, and says where to: it is rebuilt from the changelog."""
-        folder = self.folder(partition)
-        try:
-            self._close(partition)
-        except StateError as error:
-            log.warning("%s didn't close cleanly: %s", folder, error)
-        if not folder.exists():
-            return
-        aside = folder.with_name(f"{folder.name}.aside-{time.time_ns() // 1_000_000}")
-        folder.rename(aside)
-        log.warning("%s, partition %d: %s; it is set aside as %s", self._place[1], partition, why, aside)
-        for old in sorted(folder.parent.glob(f"{folder.name}.aside-*"))[:-KEPT_ASIDE]:
-            shutil.rmtree(old, ignore_errors=True)
-
-    def close(self) -> None:
-        for partition in list(self._open):
-            self._close(partition)

@@ -12,23 +12,22 @@ from aiokafka.protocol.api import Request
 from aiokafka.structs import TopicPartition
 
 from app.delivery.changelog import Copy, changelog_reader
-from app.delivery.database import Database, Databases
+from app.delivery.database import Database
+from app.delivery.local_copies import LocalCopies
 from app.delivery.maps import Map, PackedMap
 from app.delivery.stage import Stage
 from app.delivery.state import StateRows
 from app.delivery.transaction import new_producer
 from app.errors import StateError
 from app.kafka import admin
-from app.settings import Settings
+from app.settings import ROLES, Settings
 
 __all__ = ["OfflineState", "keep_out", "packed_rows", "read_state", "writer"]
 
-ROLES = ("", "-ingest", "-windows", "-classify")
 
-
-class _Folders(Databases):
+class _Folders(LocalCopies):
     def __init__(self, root: Path, name: str, changelog: str) -> None:
-        self._open = {}
+        super().__init__()
         self._where = root, name, changelog
 
     @property
@@ -45,7 +44,7 @@ class OfflineState(StateRows):
         self._folders = _Folders(root, name, changelog)
 
     @property
-    def store(self) -> Databases:
+    def store(self) -> LocalCopies:
         return self._folders
 
 
@@ -101,13 +100,13 @@ class _DescribeGroup(Request[_Structs]):  # type: ignore[misc]  # aiokafka has n
 
 
 async def keep_out(settings: Settings) -> None:
-    """Makes sure that no worker runs.
+    """Makes sure that no worker of any role runs.
 
     Raises:
         StateError: one does; names it.
     """
     async with admin(settings.kafka) as client:
-        for group in [settings.topic("headrace") + role for role in ROLES]:
+        for group in map(settings.group, ROLES):
             node = await client.find_coordinator(group)
             answer = await client._send_request_to_node(node, _DescribeGroup(group))
             for _, _, state, _, _, members in answer.groups:

@@ -13,8 +13,9 @@ import faust
 import msgspec
 from faust.transport.drivers import aiokafka as _driver  # noqa: F401  # registers the driver before ours
 
-from app.delivery.database import Database, Databases
+from app.delivery.database import Database
 from app.delivery.kinds import KINDS, noted
+from app.delivery.local_copies import LocalCopies
 from app.delivery.maps import Map, PackedMap
 from app.delivery.store import Store
 
@@ -80,7 +81,7 @@ class StateRows:
 
     @property
     @abstractmethod
-    def store(self) -> Databases:
+    def store(self) -> LocalCopies:
         """The local copies."""
 
     def database(self, partition: int) -> Database:

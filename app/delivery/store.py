@@ -7,17 +7,17 @@ from typing import Any
 from faust.stores.base import Store as FaustStore
 from faust.types import TP
 
-from app.delivery.database import Database, Databases
+from app.delivery.local_copies import LocalCopies
 
 __all__ = ["Store"]
 
 
-class Store(Databases, FaustStore[bytes, bytes]):
+class Store(LocalCopies, FaustStore[bytes, bytes]):
     """What Faust's table machinery asks of a store. Reads and writes go through `Database`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         FaustStore.__init__(self, *args, **kwargs)
-        self._open: dict[int, Database] = {}
+        LocalCopies.__init__(self)
 
     @property
     def _place(self) -> tuple[Path, str, str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.errors import SettingsError
-from app.settings import files_of, load
+from app.settings import load
+from app.settings_files import files_of
 
 TOML = """
 [[sources]]
