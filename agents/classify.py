@@ -13,7 +13,7 @@ from agents import budget
 from agents.budget import KafkaBank
 from agents.dead import bury, failed
 from agents.expiry import Expiry
-from agents.open_items import OpenItems
+from agents.open_items import OpenItems, now_ms
 from agents.tiers import Tiers
 from app import metrics
 from app.core import App, add_stage
@@ -66,6 +66,7 @@ class Classify:
 
     def closed(self, lane: Lane) -> None:
         self.items.closed(lane)
+        self._show(now_ms())
 
     def room(self, lane: Lane) -> bool:
         return self.items.count(lane) < self.settings.classify.max_open
@@ -75,6 +76,9 @@ class Classify:
         self.tiers.same.expiry.tick(lane, now_ms)
         self.items.review_old(lane, now_ms - int(self.settings.classify.max_age_s * 1000))
         self.tiers.tick(now_ms)
+        self._show(now_ms)
+
+    def _show(self, now_ms: int) -> None:
         oldest_ms = self.items.oldest_ms
         metrics.OPEN_ITEMS.labels("classify").set(self.items.total)
         metrics.OLDEST_OPEN_SECONDS.labels("classify").set(0 if oldest_ms is None else (now_ms - oldest_ms) / 1000)

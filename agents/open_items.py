@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 from aiokafka.structs import TopicPartition
@@ -28,6 +29,22 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
+class _Taken:
+    """What is taken up of one partition."""
+
+    __slots__ = ("closing", "highest", "known", "lane")
+
+    def __init__(self) -> None:
+        self.lane: Lane | None = None
+        """None: it was given up. Most partitions come back with the next assignment, and calls go on meanwhile."""
+        self.known: dict[bytes, Open] = {}
+        """By key, and so in the order of their offsets."""
+        self.highest = b""
+        """Newer keys aren't looked at yet."""
+        self.closing: set[bytes] = set()
+        """Answered items whose transaction isn't known to be committed: not asked again."""
+
+
 class OpenItems:
     """What State holds as open, in memory.
 
@@ -42,12 +59,7 @@ class OpenItems:
         self._decisions = settings.topic("review-decisions") if settings.reviews.keep_s else ""
         self._opened, self._gone = opened, gone
         self.use(settings)
-        self._known: dict[Lane, dict[bytes, Open]] = {}
-        self._highest: dict[Lane, bytes] = {}
-        self._closing: dict[Lane, set[bytes]] = {}
-        """Answered items whose transaction isn't known to be committed: not asked again."""
-        self._parked: dict[TopicPartition, dict[bytes, Open]] = {}
-        """Of lanes that were given up: most partitions come back with the next assignment, and calls go on meanwhile."""
+        self._partitions: dict[TopicPartition, _Taken] = {}
 
     def use(self, settings: Settings) -> None:
         """Takes other tasks."""
@@ -55,22 +67,34 @@ class OpenItems:
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
+    def _of(self, lane: Lane) -> _Taken | None:
+        """None: the lane wasn't ready yet, or is given up."""
+        taken = self._partitions.get(lane.tp)
+        return taken if taken is not None and taken.lane is lane else None
+
+    def _known(self, lane: Lane) -> dict[bytes, Open]:
+        taken = self._of(lane)
+        return {} if taken is None else taken.known
+
     def count(self, lane: Lane) -> int:
-        return len(self._known.get(lane, ()))
+        return len(self._known(lane))
+
+    @property
+    def _ours(self) -> list[dict[bytes, Open]]:
+        return [taken.known for taken in self._partitions.values() if taken.lane is not None]
 
     @property
     def total(self) -> int:
-        return sum(map(len, self._known.values()))
+        return sum(map(len, self._ours))
 
     @property
     def oldest_ms(self) -> int | None:
         """When the oldest was opened, ms since the epoch."""
-        oldest = [open_.item.opened_ms for known in self._known.values() for open_ in list(known.values())[:1]]
-        return min(oldest, default=None)
+        return min((open_.item.opened_ms for known in self._ours for open_ in islice(known.values(), 1)), default=None)
 
     def of_event(self, lane: Lane, event_id: str) -> Iterator[tuple[bytes, OpenItem]]:
         """Those of one event, by key."""
-        for key, open_ in self._known.get(lane, {}).items():
+        for key, open_ in self._known(lane).items():
             if open_.item.request.event_id == event_id:
                 yield key, open_.item
 
@@ -78,47 +102,46 @@ class OpenItems:
 
     def ready(self, lane: Lane) -> None:
         """Takes up what isn't known yet; and what was asked about before a rebalance, where the partition came back."""
-        self._known.setdefault(lane, {})
-        self._highest[lane] = b""
-        parked = self._parked.pop(lane.tp, {})
-        self._take_up(lane, parked)
+        taken = self._partitions.setdefault(lane.tp, _Taken())
+        parked: dict[bytes, Open] = {}
+        if taken.lane is not lane:
+            parked, taken.known = taken.known, {}
+        taken.lane, taken.highest = lane, b""
+        self._take_up(lane, taken, parked)
         left = list(parked.values())  # their outcome is written, or others went on with them
-        for tp in [tp for tp in self._parked if tp not in lane.delivery.lanes]:
-            left += self._parked.pop(tp).values()  # others have these
+        for tp in [tp for tp, each in self._partitions.items() if each.lane is None and tp not in lane.delivery.lanes]:
+            left += self._partitions.pop(tp).known.values()  # others have these
         for open_ in left:
             self._let_go(open_)
 
     def committed(self, lane: Lane) -> bool:
         """Takes up what was stored and forgets what was closed; returns whether there is room again."""
-        known = self._known.get(lane)
-        if known is None:
+        taken = self._of(lane)
+        if taken is None:
             return False
-        self._take_up(lane)
-        closing = list(self._closing.pop(lane, ()))
+        self._take_up(lane, taken, {})
+        closing = list(taken.closing)
         for key, raw in zip(closing, lane.view.get_raw(OPEN, closing) if closing else (), strict=True):
             if raw is None:
-                known.pop(key, None)
-            else:
-                self._closing.setdefault(lane, set()).add(key)
+                taken.closing.discard(key)
+                taken.known.pop(key, None)
         return bool(closing)
 
-    def _take_up(self, lane: Lane, parked: dict[bytes, Open] | None = None) -> None:
-        known, start = self._known[lane], self._highest[lane]
-        for key, item in lane.view.scan(OPEN, start):
-            self._highest[lane] = key + b"\x00"
-            if key in known:
+    def _take_up(self, lane: Lane, taken: _Taken, parked: dict[bytes, Open]) -> None:
+        for key, item in lane.view.scan(OPEN, taken.highest):
+            taken.highest = key + b"\x00"
+            if key in taken.known:
                 continue
-            before = parked.get(key) if parked else None
-            if parked and before is not None and _goes_on(before.item, item):
-                del parked[key]
+            before = parked.get(key)
+            if before is not None and _goes_on(before.item, item):
+                taken.known[key] = parked.pop(key)
                 self._adopt(lane, before, item)
             else:
-                known[key] = Open(lane, key, item)
-                self._opened(known[key])
+                taken.known[key] = Open(lane, key, item)
+                self._opened(taken.known[key])
 
     def _adopt(self, lane: Lane, open_: Open, stored: OpenItem) -> None:
         """Goes on with an item in its partition's new lane."""
-        self._known[lane][open_.key] = open_
         open_.lane = lane
         if open_.outcome is not None:
             self._write(open_, open_.outcome)
@@ -127,17 +150,16 @@ class OpenItems:
 
     def closed(self, lane: Lane) -> None:
         """What runs goes on; if the partition doesn't come back, its next owner asks again and the answers are dropped."""
-        known = self._known.pop(lane, None)
-        if known is not None:  # else it was never ready, and what waits for it waits on
-            self._parked[lane.tp] = known
-        self._highest.pop(lane, None)
-        self._closing.pop(lane, None)
+        taken = self._of(lane)
+        if taken is not None:  # else it was never ready, and what waits for it waits on
+            taken.lane = None
+            taken.closing.clear()
 
     def dropped(self, open_: Open) -> None:
         """Its lane begins again and will find the item in State."""
-        for kept in (self._known.get(open_.lane), self._parked.get(open_.lane.tp)):
-            if kept is not None and kept.get(open_.key) is open_:
-                del kept[open_.key]
+        taken = self._partitions.get(open_.lane.tp)
+        if taken is not None and taken.known.get(open_.key) is open_:
+            del taken.known[open_.key]
         self._let_go(open_)
 
     def _let_go(self, open_: Open) -> None:
@@ -191,7 +213,7 @@ class OpenItems:
 
     def review_old(self, lane: Lane, limit_ms: int) -> None:
         """Those that were opened before. Items are known in the order of their offsets, so the oldest come first."""
-        for open_ in list(self._known.get(lane, {}).values()):
+        for open_ in list(self._known(lane).values()):
             if open_.item.opened_ms > limit_ms:
                 return
             if not (open_.done or open_.running):
@@ -216,8 +238,9 @@ class OpenItems:
 
     def _write(self, open_: Open, work: Work) -> None:
         open_.outcome = work
-        if open_.lane in self._known:  # else it is parked, and written if the partition comes back
-            self._closing.setdefault(open_.lane, set()).add(open_.key)
+        taken = self._of(open_.lane)
+        if taken is not None:  # else it is written if the partition comes back
+            taken.closing.add(open_.key)
             open_.lane.post(work)
 
 

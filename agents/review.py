@@ -6,6 +6,7 @@ dead letter. Readers upsert results, so a later decision is one more result of t
 that was written in place until then.
 """
 
+import time
 from collections.abc import Callable
 from itertools import islice
 
@@ -116,16 +117,17 @@ class Reviews:
     def tick(self, lane: Lane, now_ms: int) -> None:
         """Removes what is too old, and measures the queue."""
         self._measured[lane] = (waiting(lane.view), _oldest_ms(lane.view))
-        self._measured = {each: found for each, found in self._measured.items() if each.ready}
-        oldest = min((at_ms for _, at_ms in self._measured.values() if at_ms is not None), default=now_ms)
-        metrics.OPEN_ITEMS.labels(STAGE).set(sum(count for count, _ in self._measured.values()))
-        metrics.OLDEST_OPEN_SECONDS.labels(STAGE).set(max(0, now_ms - oldest) / 1000)
+        self._show(now_ms)
         if now_ms < self._expire_ms.get(lane, 0):
             return
-        self._expire_ms = {each: at for each, at in self._expire_ms.items() if each.ready}
         self._expire_ms[lane] = now_ms + EXPIRE_EVERY_MS
         if self._old(lane.view, now_ms):
             lane.post(self._expire)
+
+    def _show(self, now_ms: int) -> None:
+        oldest = min((at_ms for _, at_ms in self._measured.values() if at_ms is not None), default=now_ms)
+        metrics.OPEN_ITEMS.labels(STAGE).set(sum(count for count, _ in self._measured.values()))
+        metrics.OLDEST_OPEN_SECONDS.labels(STAGE).set(max(0, now_ms - oldest) / 1000)
 
     def _old(self, view: View, now_ms: int) -> list[bytes]:
         """Ids of reviews that came, or were decided, longer ago than they are kept."""
@@ -152,7 +154,10 @@ class Reviews:
         """Nothing to take up."""
 
     def closed(self, lane: Lane) -> None:
-        """Nothing runs beside the lane."""
+        """Another worker measures its partition from now on."""
+        self._measured.pop(lane, None)
+        self._expire_ms.pop(lane, None)
+        self._show(int(time.time() * 1000))
 
     def committed(self, lane: Lane) -> None:
         """Nothing waits for a commit."""

@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka.structs import TopicPartition
+from prometheus_client import REGISTRY
 
+from agents.classify import Classify
 from agents.open_items import OpenItems
 from agents.pools import Open
 from app.delivery.outbox import Outbox
+from app.llm.ledger import Ledger
 from app.settings import load
 from models.events import Answer, ModelRequest, Origin
 from tables.open_work import OpenItem, open_key
@@ -130,9 +133,9 @@ def test_an_outcome_that_the_old_lane_still_wrote_isnt_written_again(desk: Desk)
 def test_what_another_worker_has_now_is_let_go(desk: Desk) -> None:
     kept, moved = Partition(0), Partition(1)
     kept.rows, moved.rows = {open_key(1): item("e-1")}, {open_key(1): item("e-2")}
-    for partition in (kept, moved):
-        desk.items.ready(partition.lane(kept, moved))
-    lanes = list(desk.items._known)
+    lanes = [partition.lane(kept, moved) for partition in (kept, moved)]
+    for lane in lanes:
+        desk.items.ready(lane)
     for lane in lanes:
         desk.items.closed(lane)
     only = kept.lane()
@@ -206,9 +209,30 @@ def test_what_another_worker_went_on_with_meanwhile_is_taken_from_state(desk: De
 def test_equal_offsets_of_two_partitions_that_moved_are_both_let_go(desk: Desk) -> None:
     first, second, kept = Partition(0), Partition(1), Partition(2)
     first.rows, second.rows = {open_key(1): item("e-1")}, {open_key(1): item("e-2")}
-    for partition in (first, second):
-        desk.items.ready(partition.lane(first, second, kept))
-    for lane in list(desk.items._known):
+    lanes = [partition.lane(first, second, kept) for partition in (first, second)]
+    for lane in lanes:
+        desk.items.ready(lane)
+    for lane in lanes:
         desk.items.closed(lane)
     desk.items.ready(kept.lane())
     assert sorted(open_.item.request.event_id for open_ in desk.gone) == ["e-1", "e-2"]
+
+
+def test_what_is_open_in_a_partition_that_went_to_another_worker_is_no_longer_shown() -> None:
+    def shown() -> tuple[float | None, float | None]:
+        names = ("headrace_open_items", "headrace_oldest_open_seconds")
+        open_, oldest = (REGISTRY.get_sample_value(name, {"stage": "classify"}) for name in names)
+        return open_, oldest
+
+    settings = load()
+    app: Any = SimpleNamespace(ledger=Ledger(settings))
+    stage = Classify(settings, app)
+    stage.tiers.enqueue = lambda open_: None  # type: ignore[method-assign]  # no model is asked
+    partition = Partition()
+    partition.rows = {open_key(7): item("e-7")}
+    partition.scan_rows = lambda prefix, start: iter(())  # type: ignore[attr-defined]  # nothing expires
+    stage.ready(lane := partition.lane())
+    stage.tick(lane, 2001)
+    assert shown() == (1, 2)
+    stage.closed(lane)
+    assert shown() == (0, 0)

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from agents.review import Reviews, waiting
 from app.delivery.outbox import Outbox
@@ -227,3 +228,24 @@ def test_any_split_into_batches_gives_the_same_state(steps: list[tuple[str, int]
     for each in (whole, split):
         assert waiting(each.state) == len(each.waits)  # type: ignore[arg-type]  # see above
         assert sorted(each.waits + each.decided) == sorted(key.decode() for key in each.state.keys_of(REVIEWS))
+
+
+class LaneOf:
+    """What the stage asks of a lane."""
+
+    def __init__(self, view: Held) -> None:
+        self.view = view
+
+
+def test_what_waits_in_a_partition_that_went_to_another_worker_is_no_longer_shown(stage: Stage) -> None:
+    def shown() -> tuple[float | None, float | None]:
+        names = ("headrace_open_items", "headrace_oldest_open_seconds")
+        open_, oldest = (REGISTRY.get_sample_value(name, {"stage": "review"}) for name in names)
+        return open_, oldest
+
+    stage.take(Opened(review=review()))
+    lane: Any = LaneOf(stage.state)
+    stage.logic.tick(lane, NOW_MS)
+    assert shown() == (1, 5)
+    stage.logic.closed(lane)
+    assert shown() == (0, 0)
