@@ -22,10 +22,11 @@ log = logging.getLogger("headrace.reload")
 
 EVERY_S = 1.0
 CHANGEABLE = {
-    "noise", "marks", "tasks", "llm", "sinks", "light.threshold", "light.enabled",
+    "noise", "marks", "tasks", "llm", "light.threshold", "light.enabled",
     "classify.max_open", "classify.retry_s", "classify.max_rounds", "classify.max_age_s", "classify.cache_age_s",
+    "gateway", "console", "sinks",
 }  # fmt: skip
-"""Sections, or fields of one, that are read anew for every event or call; sinks are no matter of a worker."""
+"""Sections, or fields of one, that are read anew for every event or call; and those that are no matter of a worker."""
 
 
 async def watch(app: App, path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app import reload
+from app.errors import SettingsError
 from app.settings import load
 
 TASK = """
@@ -47,3 +48,24 @@ async def test_a_file_that_was_refused_is_looked_at_again_when_it_is_mended(
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watching
+
+
+@pytest.mark.parametrize(
+    "others", ["[console]\nlogin_failures = 7", "[gateway]\nport = 9999", "[[sinks]]\nname = 'mine'"]
+)
+def test_settings_of_other_processes_keep_no_worker_from_taking_a_file(tmp_path: Path, others: str) -> None:
+    app: Any = SimpleNamespace(settings=load(), reloadable=[])
+    config = tmp_path / "headrace.toml"
+    config.write_text(f"{others}\n[light]\nthreshold = 0.9\n")
+    reload.take(app, load(config))
+    assert app.settings.light.threshold == 0.9
+
+
+def test_settings_that_need_a_restart_are_refused_with_their_names(tmp_path: Path) -> None:
+    before = load()
+    app: Any = SimpleNamespace(settings=before, reloadable=[])
+    config = tmp_path / "headrace.toml"
+    config.write_text("[light]\nthreshold = 0.9\nthreads = 2\n[web]\nport = 0\n")
+    with pytest.raises(SettingsError, match=r"light\.threads, web\.port can't be changed while the worker runs"):
+        reload.take(app, load(config))
+    assert app.settings is before
