@@ -153,7 +153,6 @@ class OpenItems:
         taken = self._of(lane)
         if taken is not None:  # else it was never ready, and what waits for it waits on
             taken.lane = None
-            taken.closing.clear()
 
     def dropped(self, open_: Open) -> None:
         """Its lane begins again and will find the item in State."""

@@ -97,3 +97,21 @@ async def test_input_that_can_not_be_read_on_ends_the_try_and_takes_nothing_more
     assert not lane.inbox
     with pytest.raises(error):
         await lane._pump()
+
+
+async def test_a_lane_that_is_taken_away_before_it_stands_somewhere_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def write(*arguments: object) -> None:
+        """It would take it."""
+
+    class Revoked(Trying):
+        async def _locate(self) -> None:
+            await super()._locate()
+            self._closing = True
+
+    monkeypatch.setattr(Transaction, "write", write)
+    lane = Revoked(errors=1)
+    async with asyncio.timeout(10):
+        await lane._run()
+    assert not lane.said

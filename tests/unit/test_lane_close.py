@@ -1,6 +1,7 @@
 """What becomes of work that was posted to a lane: when its partition is taken away, and when a transaction fails."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,24 @@ async def test_answers_that_arrived_are_written_behind_the_transaction_under_way
     await closing
     assert committed == ["first", "answer"]
     assert told == ["closed after ['first', 'answer']"]
+
+
+async def test_a_lane_that_is_closed_gathers_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    async def write(transaction: Transaction, *arguments: object) -> None:
+        written.extend(names_of(transaction))
+
+    monkeypatch.setattr(Transaction, "write", write)
+    lane = lane_of(lambda lane: None)
+    lane.delivery.gather_s, lane.last_begin = 3600.0, time.monotonic()
+    lane.stage.committed = lambda lane, transaction: None  # type: ignore[method-assign]  # nobody asks
+    lane._task = asyncio.ensure_future(lane._pump())
+    lane.post(counting("answer"))
+    await asyncio.sleep(0.02)
+    assert not written
+    await lane.close()
+    assert written == ["answer"]
 
 
 async def test_answers_in_a_batch_that_was_computed_ahead_come_back_when_the_one_before_it_fails(

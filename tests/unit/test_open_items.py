@@ -117,6 +117,16 @@ def test_an_answer_that_came_between_two_lanes_is_written_once_and_not_asked_for
     assert desk.items.total == 0
 
 
+def test_an_answer_that_waits_in_a_lane_that_begins_again_is_written_once(desk: Desk) -> None:
+    partition = Partition()
+    partition.rows = {open_key(7): item("e-7")}
+    desk.items.ready(lane := partition.lane())
+    desk.items.finish(desk.opened[0], ANSWER, "deep", "why")
+    desk.items.ready(lane)  # its transaction failed; what was posted is still there
+    assert len(desk.opened) == 1
+    assert ids_of(written(lane)) == ["e-7"]
+
+
 def test_an_outcome_that_the_old_lane_still_wrote_isnt_written_again(desk: Desk) -> None:
     partition = Partition()
     partition.rows = {open_key(7): item("e-7")}

@@ -1,0 +1,94 @@
+"""What Kafka refuses a worker: said, tried again, and no matter of other partitions."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
+from faust.types import TP
+
+from app.delivery import transport
+from app.delivery.transport import ConsumerThread
+from app.settings import load
+from models.events import Received
+
+
+def thread_of(delivery: Any) -> Any:
+    """A consumer's thread that never ran."""
+    thread = ConsumerThread.__new__(ConsumerThread)
+    thread.delivery = delivery
+    return thread
+
+
+class Coordinator:
+    """The group's, as aiokafka has it: an error waits until somebody takes it."""
+
+    def __init__(self) -> None:
+        self._coordination_task: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending_exception: Exception | None = GroupAuthorizationFailedError("headrace")
+        self.said: list[str] = []
+        self.given = asyncio.Event()
+
+    def request_rejoin(self) -> None:
+        self.said.append("rejoin")
+
+    def check_errors(self) -> None:
+        error, self._pending_exception = self._pending_exception, None
+        self.said.append("taken")
+        if self.said.count("taken") == 2:
+            self.given.set()
+        else:
+            asyncio.get_running_loop().call_soon(setattr, self, "_pending_exception", error)
+        assert error is not None
+        raise error
+
+
+def watched(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> asyncio.Task[None]:
+    monkeypatch.setattr(transport, "GROUP_LOOK_S", 0.001)
+    monkeypatch.setattr(transport, "GROUP_RETRY_S", 0.002)
+    thread = thread_of(SimpleNamespace(settings=load()))
+    thread._ensure_consumer = lambda: SimpleNamespace(_coordinator=coordinator)
+    return asyncio.ensure_future(thread._watch_group())
+
+
+async def test_a_group_that_refuses_is_named_and_joined_anew_until_it_takes_the_worker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = Coordinator()
+    watching = watched(coordinator, monkeypatch)
+    async with asyncio.timeout(10):
+        await coordinator.given.wait()
+    assert not watching.done()
+    watching.cancel()
+    assert coordinator.said == ["rejoin", "taken", "rejoin", "taken"]
+    assert caplog.text.count("Kafka refuses user ANONYMOUS what it needs on consumer group headrace") == 2
+
+
+async def test_a_group_whose_coordination_died_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator()
+    coordinator._coordination_task.set_exception(ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        await watched(coordinator, monkeypatch)
+
+
+async def test_a_partition_that_can_not_be_read_is_told_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = TP("t", 0), TP("t", 1)
+    told: list[Any] = []
+    thread = thread_of(
+        SimpleNamespace(room_for=lambda tp: 10, refused=lambda tp, error: told.append((tp, type(error))))
+    )
+    states = {tp: SimpleNamespace(_position=5) for tp in (bad, good)}
+    subscription = SimpleNamespace(assignment=SimpleNamespace(_tp_state=states))
+    consumer: Any = SimpleNamespace(_subscription=SimpleNamespace(subscription=subscription), _fetcher=None)
+
+    def drain(fetcher: object, tp: TP, limit: int) -> list[Received]:
+        if tp == bad:
+            raise TopicAuthorizationFailedError({"t"})
+        states[tp]._position = 6
+        return [Received("t", 1, 5, 1, b"k", b"v")]
+
+    monkeypatch.setattr(transport, "drain", drain)
+    taken = await thread._take(consumer, {bad, good})
+    assert told == [(bad, TopicAuthorizationFailedError)]
+    assert {tp: (batch.start, batch.next) for tp, batch in taken.items()} == {good: (5, 6)}
