@@ -15,8 +15,8 @@ from app.web.announce import workers
 from tables.reviews import REVIEWS
 
 if TYPE_CHECKING:
-    from app.web.gateway.workers import Answer
     from app.web.tables import States
+    from app.web.workers import Answer
 
 __all__ = ["reviews"]
 
@@ -43,7 +43,7 @@ def export(file: IO[str], task: str) -> None:
 
 async def _export(file: IO[str], task: str) -> int:
     from app.web import tables  # loads FastAPI's parts, which other commands don't need
-    from app.web.gateway.workers import Workers
+    from app.web.workers import Workers
 
     fleet = Workers(settings)
 
@@ -70,7 +70,7 @@ async def _export(file: IO[str], task: str) -> int:
                 return count
             start = page.next
     finally:
-        await fleet.close()
+        await fleet.aclose()
 
 
 async def _all_there(found: "States") -> None:

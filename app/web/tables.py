@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from app.web.gateway.workers import Answer, Silent, heard
+from app.web.workers import Answer, Silent, heard
 
 __all__ = ["MAX_PAGE", "Page", "States", "find", "page", "states"]
 

@@ -11,9 +11,8 @@ from fastapi import FastAPI
 from app.settings import load
 from app.settings_web import Scope
 from app.web.gateway.api import build
-from app.web.gateway.intake import Item
-from app.web.gateway.writer import Writer
 from app.web.keys import new_key
+from app.web.writer import Item, Writer
 
 __all__ = ["ListWriter", "client", "gateway_app", "token"]
 

@@ -14,8 +14,8 @@ from app.delivery.partitions import partition_for
 from app.settings import load
 from app.web.announce import Worker
 from app.web.console.desk import CLAIM_S, SHARED_S, Desk
-from app.web.gateway.problems import Problem
-from app.web.gateway.workers import Answer, Workers
+from app.web.problems import Problem
+from app.web.workers import Answer, Workers
 from models.reviews import Decision
 
 

@@ -13,8 +13,8 @@ from app.web.console import show
 from app.web.console.numbers import Counters, Numbers, merge, parse
 from app.web.console.snapshots import OUTCOMES, POINTS, Snapshots
 from app.web.console.tail import Tail
-from app.web.gateway.problems import Problem
-from app.web.gateway.workers import Answer
+from app.web.problems import Problem
+from app.web.workers import Answer
 from tests.helpers.asgi import ListWriter
 
 PAGE = """# HELP headrace_records_in_total Input records.

@@ -17,7 +17,7 @@ from app.web.console.desk import CLAIM_S, SETTLES_S, SHARED_S, Desk
 from app.web.console.guard import Guard
 from app.web.console.pages.review import FRESH_S, LOOKS_AGAIN_S, View
 from app.web.console.roles import allowed
-from app.web.gateway.workers import Answer, Workers
+from app.web.workers import Answer, Workers
 from tests.helpers.console import console_app
 from tests.unit.test_console_roles import AuditWriter, page_of
 

@@ -14,10 +14,10 @@ from app.web import follow
 from app.web.announce import Worker, http_url, worker_of
 from app.web.console.snapshots import Snapshots
 from app.web.follow import Follower
-from app.web.gateway.workers import Answer, Workers
-from app.web.gateway.writer import Writer
 from app.web.keys import KeyRing, new_key
 from app.web.users import User, UserBook, verify_password
+from app.web.workers import Answer, Workers
+from app.web.writer import Writer
 
 USER = b'{"name":"ada","role":"admin","password":"x","created_ms":1,"changed_ms":1%s}'
 TOO_DEEP = b',"more":' + b"[" * 200_000 + b"]" * 200_000
@@ -150,7 +150,7 @@ async def test_a_worker_that_announces_no_address_is_silent(url: str) -> None:
     workers = Workers(load())
     workers.apply(record(b"w", announced(url)))
     (answer,) = await workers.ask_all("/metrics")
-    await workers.close()
+    await workers.aclose()
     assert (answer.status, answer.body) == (0, b"")
     assert answer.why
 

@@ -12,7 +12,8 @@ from cloudevents.core.v1.event import CloudEvent
 from app.settings import SourceSettings, load
 from app.sources.inputs import ProbeRecord
 from app.sources.source import compile_source
-from app.web.gateway.intake import Intake, Item
+from app.web.gateway.intake import Intake
+from app.web.writer import Item
 from models.events import Bad, Event
 
 AT = datetime(2026, 11, 29, 10, 0, tzinfo=UTC)

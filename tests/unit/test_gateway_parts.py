@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.web.gateway.bodies import split_lines, split_list
-from app.web.gateway.problems import Problem
 from app.web.gateway.rates import Rates
 from app.web.gateway.replies import Replies, digest
 from app.web.keys import KeyRing, encode_key, new_key
+from app.web.problems import Problem
 
 
 def record(key: str, value: bytes | None) -> Any:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from app.delivery.partitions import partition_for
 from app.web.announce import Worker, path_part
-from app.web.gateway.problems import Problem
-from app.web.gateway.workers import Answer, Workers
+from app.web.problems import Problem
 from app.web.tables import _cut
+from app.web.workers import Answer, Workers
 from tests.helpers.asgi import client, gateway_app
 
 

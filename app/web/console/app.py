@@ -22,8 +22,9 @@ from app.web.console.context import Console, close_page, visit_of
 from app.web.console.guard import Guard
 from app.web.console.layout import ConsolePage, frame
 from app.web.console.pagelist import PAGES, Page
-from app.web.gateway.api import build, watched
+from app.web.gateway.api import build
 from app.web.gateway.context import Gateway
+from app.web.loops import running
 
 __all__ = ["both", "console_alone", "served", "shell"]
 
@@ -64,12 +65,8 @@ def console_alone(settings: Settings, url: str, say: Callable[[str], None]) -> t
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
-        async with _running(console, say):
-            try:
-                yield
-            finally:
-                await console.writer.stop()
-                await console.workers.close()
+        async with contextlib.aclosing(console.workers), _running(console, say):
+            yield
 
     async def healthz(_: Request) -> JSONResponse:
         return JSONResponse({"ok": True})
@@ -172,15 +169,8 @@ def _from_page(handle: Callable[[str, Any], None], sid: str, message: dict[str, 
 
 @contextlib.asynccontextmanager
 async def _running(console: Console, say: Callable[[str], None]) -> AsyncIterator[None]:
-    loops = [*console.loops(), _show_link(console, say)]
-    async with shell().router.lifespan_context(shell()):
-        tasks = [watched(loop) for loop in loops]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async with shell().router.lifespan_context(shell()), running([*console.loops(), _show_link(console, say)]):
+        yield
 
 
 async def _show_link(console: Console, say: Callable[[str], None]) -> None:

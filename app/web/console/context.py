@@ -28,10 +28,10 @@ from app.web.console.snapshots import Snapshots
 from app.web.console.texts import Language, text
 from app.web.follow import Follower
 from app.web.gateway.context import Gateway
-from app.web.gateway.workers import Workers
-from app.web.gateway.writer import Writer
 from app.web.letters import Letters
 from app.web.users import Role, UserBook
+from app.web.workers import Workers
+from app.web.writer import Writer
 
 __all__ = ["STALE_S", "Console", "Visit", "close_page", "visit_now", "visit_of", "visiting", "zone_of"]
 

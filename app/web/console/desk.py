@@ -11,8 +11,8 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
-from app.web.gateway.workers import Answer, Workers, heard
-from app.web.gateway.writer import Writer
+from app.web.workers import Answer, Workers, heard
+from app.web.writer import Writer
 from models.reviews import Decision
 from tables.reviews import REVIEWS
 

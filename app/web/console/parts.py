@@ -10,7 +10,7 @@ from nicegui import ui
 
 from app.errors import HeadraceError
 from app.web.console.context import Visit
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["FAILURES", "confirmed", "facts", "failing", "missing", "pretty", "printable", "whole_text"]
 

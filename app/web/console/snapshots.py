@@ -16,9 +16,9 @@ from app.settings import Settings
 from app.web.announce import Worker
 from app.web.console.numbers import Counters, Growth, Numbers, Samples, merge, parse, summed
 from app.web.console.tail import Shown, Tail
-from app.web.gateway.problems import Problem
-from app.web.gateway.workers import Answer, Workers
-from app.web.gateway.writer import Writer
+from app.web.problems import Problem
+from app.web.workers import Answer, Workers
+from app.web.writer import Writer
 
 __all__ = ["OUTCOMES", "POINT_S", "TIERS", "Point", "Snapshot", "Snapshots"]
 

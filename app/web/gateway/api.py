@@ -1,11 +1,8 @@
 """Builds the gateway's FastAPI application."""
 
-import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,9 +16,10 @@ from app import metrics
 from app.settings import Settings
 from app.web.gateway import events, results, streams, tables
 from app.web.gateway.context import Gateway, gateway_of, need, request_id_of
-from app.web.gateway.problems import Problem, problem_response
+from app.web.loops import running
+from app.web.problems import Problem, problem_response
 
-__all__ = ["OPEN_PATHS", "build", "watched"]
+__all__ = ["OPEN_PATHS", "build"]
 
 log = logging.getLogger("headrace.web")
 
@@ -132,37 +130,10 @@ def build(settings: Settings) -> FastAPI:
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Keeps what runs beside the requests; one that fails takes the process down with its reason."""
     gateway: Gateway = app.state.gateway
-    loops = [
-        gateway.writer.run(),
-        gateway.keys.run(),
-        gateway.others.run(),
-        gateway.announced.run(),
-        gateway.live.run(),
-    ]
-    tasks = [watched(loop) for loop in loops]
-    try:
+    loops = (gateway.writer, gateway.keys, gateway.others, gateway.announced, gateway.live)
+    async with contextlib.aclosing(gateway.workers), running(loop.run() for loop in loops):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await gateway.writer.stop()
-        await gateway.workers.close()
-
-
-def watched(loop: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Runs it beside the requests; if it fails, the process ends with its reason."""
-    task = asyncio.create_task(loop)
-    task.add_done_callback(_watch)
-    return task
-
-
-def _watch(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.critical("web: a helper task failed", exc_info=task.exception())
-        signal.raise_signal(signal.SIGTERM)
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from app.settings import GatewaySettings
 from app.sources.document import parse
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 from models.events import Bad
 
 __all__ = ["read_body", "split_lines", "split_list"]

@@ -14,12 +14,12 @@ from app.settings_web import Scope
 from app.web.follow import Follower
 from app.web.gateway.intake import Intake
 from app.web.gateway.live import Live
-from app.web.gateway.problems import Problem
 from app.web.gateway.rates import Rates
 from app.web.gateway.replies import Replies
-from app.web.gateway.workers import Workers
-from app.web.gateway.writer import RETRY_AFTER_S, Writer
 from app.web.keys import ApiKey, KeyRing
+from app.web.problems import Problem
+from app.web.workers import Workers
+from app.web.writer import RETRY_AFTER_S, Writer
 
 __all__ = ["Gateway", "admitted", "gateway_of", "need", "passed_on", "request_id_of"]
 

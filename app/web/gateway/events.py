@@ -11,20 +11,19 @@ from fastapi import APIRouter, Request, Response
 from app import metrics
 from app.web.gateway.bodies import read_body
 from app.web.gateway.context import Gateway, admitted, gateway_of, need, passed_on
-from app.web.gateway.direct import Direct
 from app.web.gateway.examples import POST_EVENTS
-from app.web.gateway.intake import Intake, Item, Parsed
-from app.web.gateway.problems import STATUS_OF, Problem
+from app.web.gateway.intake import Intake, Parsed
 from app.web.gateway.replies import MAX_NAME_CHARS, Reply, digest
-from app.web.gateway.writer import RETRY_AFTER_S, unavailable
 from app.web.keys import ApiKey
+from app.web.problems import STATUS_OF, Problem
+from app.web.writer import RETRY_AFTER_S, Item, unavailable
 from models.events import Bad
 
 __all__ = ["router"]
 
 log = logging.getLogger("headrace.web")
 
-router = APIRouter(prefix="/v1", tags=["events"], route_class=Direct)
+router = APIRouter(prefix="/v1", tags=["events"])
 
 _json = msgspec.json.Encoder().encode
 

@@ -17,10 +17,11 @@ from app.sources.cloudevents import read_cloudevent
 from app.sources.inputs import ProbeRecord
 from app.sources.source import compile_source
 from app.web.gateway.bodies import split_lines, split_list
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
+from app.web.writer import Item
 from models.events import Bad, Headers
 
-__all__ = ["Intake", "Item", "Parsed"]
+__all__ = ["Intake", "Parsed"]
 
 JSON_TYPES = ("application/json", "text/json", "")
 LINE_TYPES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
@@ -34,16 +35,6 @@ NAMED_BACK = {new: old for old, new in RENAMED.items()} | {"entity_id": "subject
 
 _json = msgspec.json.Encoder().encode
 _attributes = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-@dataclass(slots=True)
-class Item:
-    """A record to write."""
-
-    event_id: str
-    key: bytes
-    value: bytes
-    headers: Headers = ()
 
 
 @dataclass(slots=True)

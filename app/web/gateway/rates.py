@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["Rates"]
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["MAX_NAME_CHARS", "Replies", "Reply", "digest"]
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from app.web.gateway.context import Gateway, gateway_of, need
 from app.web.gateway.examples import RESULT, problems
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["router"]
 

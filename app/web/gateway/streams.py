@@ -7,14 +7,13 @@ An id is a place in the stream. SSE: the browser sends it back as `Last-Event-ID
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from app.web.gateway.context import Gateway, admitted, gateway_of, need
-from app.web.gateway.direct import Direct
 from app.web.gateway.examples import GET_STREAM
 from app.web.gateway.live import (
     BadPlace,
@@ -26,7 +25,8 @@ from app.web.gateway.live import (
     SlowReader,
     read_place,
 )
-from app.web.gateway.problems import Problem
+from app.web.keys import ApiKey
+from app.web.problems import Problem
 
 __all__ = ["router"]
 
@@ -37,13 +37,12 @@ MAX_VALUES = 100
 LOOK_S = 1.0
 """A stream looks this often whether the gateway stops."""
 
-router = APIRouter(prefix="/v1", tags=["results"], route_class=Direct)
+router = APIRouter(prefix="/v1", tags=["results"])
 
 
-@router.get("/results", summary="Results as they come", dependencies=[need("read")], openapi_extra=GET_STREAM)
-async def get_results(request: Request) -> Response:
+@router.get("/results", summary="Results as they come", openapi_extra=GET_STREAM)
+async def get_results(request: Request, key: Annotated[ApiKey, need("read")]) -> Response:
     """Server-sent events. Each has an id; a client that comes back with `Last-Event-ID` goes on behind it."""
-    key = admitted(request, "read")
     gateway = gateway_of(request)
     wanted, place = _asked(request, gateway, request.headers.get("last-event-id", ""))
     if gateway.live.readers >= gateway.settings.gateway.max_streams:

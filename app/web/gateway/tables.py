@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from app.web import tables
 from app.web.gateway.context import gateway_of, need
 from app.web.gateway.examples import problems
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["router"]
 

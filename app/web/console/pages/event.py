@@ -10,8 +10,8 @@ from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import FAILURES, facts, missing, pretty, printable, whole_text, why
 from app.web.console.roles import allowed
-from app.web.gateway.workers import heard
 from app.web.history import History, ordered
+from app.web.workers import heard
 
 __all__ = ["build"]
 

@@ -7,7 +7,7 @@ from nicegui import ui
 from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
-from app.web.gateway.workers import heard
+from app.web.workers import heard
 
 __all__ = ["show_windows"]
 

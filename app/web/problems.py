@@ -1,4 +1,4 @@
-"""Errors of the gateway as `application/problem+json` (RFC 9457), with the field at fault."""
+"""Errors of requests as `application/problem+json` (RFC 9457), with the field at fault."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,13 +1,14 @@
-"""Writes to Kafka for the gateway: one shared producer, and an outcome for each record only when Kafka acked it."""
+"""Writes to Kafka for gateway and console: one shared producer, and an outcome for each record only when Kafka acked it."""
 
 import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import aiokafka
-from aiokafka.errors import KafkaConnectionError, KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.structs import RecordMetadata
 
 from app import topics
@@ -15,10 +16,10 @@ from app.delivery.partitions import Partitioner
 from app.errors import HeadraceError
 from app.kafka import client_kwargs
 from app.settings import Settings
-from app.web.gateway.intake import Item
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
+from models.events import Headers
 
-__all__ = ["RETRY_AFTER_S", "Writer"]
+__all__ = ["RETRY_AFTER_S", "Item", "Writer", "unavailable"]
 
 log = logging.getLogger("headrace.web")
 
@@ -30,6 +31,16 @@ RETRY_AFTER_S = 2
 CHECK_EVERY_S = 2.0
 SILENT_S = 10.0
 """Not heard of Kafka for so long: requests are refused at once instead of waiting for their time-out."""
+
+
+@dataclass(slots=True)
+class Item:
+    """A record to write."""
+
+    event_id: str
+    key: bytes
+    value: bytes
+    headers: Headers = ()
 
 
 class Writer:
@@ -69,18 +80,24 @@ class Writer:
         self._in_flight -= size
 
     async def run(self) -> None:
-        """Starts the producer as soon as Kafka is there, and asks it every two seconds; runs until cancelled."""
+        """Starts the producer as soon as Kafka is there, and asks it every two seconds; closes it when it is cancelled."""
+        try:
+            await self._keep()
+        finally:
+            await self._stop()
+
+    async def _keep(self) -> None:
         said = False
         while True:
             try:
                 if self._producer is None:
                     await self._start()
-                    log.info("gateway: Kafka at %s is there", self._settings.kafka.bootstrap_servers)
+                    log.info("web: Kafka at %s is there", self._settings.kafka.bootstrap_servers)
                 await self._look()
                 said = False
             except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
                 if not said:
-                    log.warning("gateway: no Kafka (%s: %s); requests get 503", type(error).__name__, error)
+                    log.warning("web: no Kafka (%s: %s); requests get 503", type(error).__name__, error)
                 said = True
             await asyncio.sleep(CHECK_EVERY_S)
 
@@ -109,6 +126,14 @@ class Writer:
             if not await self._producer.client.force_metadata_update():
                 raise TimeoutError("no broker tells its metadata")
         self._heard_at = time.monotonic()
+
+    async def _stop(self) -> None:
+        """Writes what is there, then closes; no longer than the ack time-out."""
+        if self._producer is not None:
+            with contextlib.suppress(TimeoutError, KafkaError):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._producer.stop()
+            self._producer = None
 
     def check(self) -> None:
         """Refuses at once when Kafka is known to be away.
@@ -156,16 +181,8 @@ class Writer:
     async def _send(producer: aiokafka.AIOKafkaProducer, topic: str, item: Item, partition: int) -> Any:
         try:
             return await producer.send(topic, item.value, item.key, partition, headers=item.headers)
-        except (MessageSizeTooLargeError, KafkaError) as error:
+        except KafkaError as error:
             return error
-
-    async def stop(self) -> None:
-        """Writes what is there, then closes; no longer than the ack time-out."""
-        if self._producer is not None:
-            with contextlib.suppress(TimeoutError, KafkaError):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._producer.stop()
-            self._producer = None
 
     async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
         """Writes one record beside the events.

@@ -14,7 +14,7 @@ from aiokafka.structs import ConsumerRecord
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web.announce import STALE_S, Worker, worker_of
-from app.web.gateway.problems import Problem
+from app.web.problems import Problem
 
 __all__ = ["Answer", "Heard", "Silent", "Workers", "heard"]
 
@@ -168,6 +168,7 @@ class Workers:
             return Answer(worker, 0, b"", type(error).__name__)
         return Answer(worker, reply.status_code, reply.content)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
+        """Ends the connections to them."""
         if self._client is not None:
             await self._client.aclose()
