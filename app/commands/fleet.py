@@ -1,23 +1,26 @@
-"""What commands share: asking all workers that are alive."""
+"""What commands share: how they end, how they show a time, and asking all workers that are alive."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import click
-import httpx
+import msgspec
 from aiokafka.errors import KafkaError
 
 from app.core import settings
 from app.errors import HeadraceError
 from app.kafka import unreachable
-from app.web.announce import Worker, workers
+from app.web import roster
+from app.web.announce import Worker
+from app.web.workers import ABSENT, Answer, Workers, heard
 
-__all__ = ["ask_all", "run"]
+__all__ = ["answers", "ask_all", "run", "shown_time"]
 
 T = TypeVar("T")
-
-ASK_TIMEOUT_S = 10.0
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
@@ -38,31 +41,37 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         raise SystemExit(130) from None
 
 
-async def ask_all(path: str, params: dict[str, str] | None = None) -> list[tuple[Worker, Any]]:
-    """GETs a path of every worker; those that don't answer are said on stderr and left out.
+def shown_time(at_ms: int) -> str:
+    """A time of an entry: to the second, UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+async def answers(path: str, params: dict[str, str] | None = None) -> list[Answer]:
+    """GETs a path of every worker that is alive now.
 
     Raises:
         HeadraceError: no worker is alive.
     """
-    alive = await workers(settings)
-    if not alive:
-        raise HeadraceError(
-            "no worker is alive (none announced itself in the last 20 s); start one with `headrace worker`"
-        )
-    token = settings.web.token.get_secret_value()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, headers=headers, trust_env=False) as client:
-        answers = await asyncio.gather(*[_ask(client, worker, path, params) for worker in alive])
-    return [(worker, answer) for worker, answer in zip(alive, answers, strict=True) if answer is not None]
+    async with contextlib.aclosing(Workers(settings)) as workers:
+        await roster.read(settings, "workers", workers.apply)
+        if not workers.alive:
+            raise HeadraceError(
+                "no worker is alive (none announced itself in the last 20 s); start one with `headrace worker`"
+            )
+        return await workers.ask_all(path, params)
 
 
-async def _ask(client: httpx.AsyncClient, worker: Worker, path: str, params: dict[str, str] | None) -> Any:
-    try:
-        answer = await client.get(worker.url + path, params=params)
-        if answer.status_code in (200, 404):  # 404: it has none of what was asked for
-            return answer.json()
-        why = str(answer.status_code)
-    except (httpx.HTTPError, ValueError) as error:
-        why = type(error).__name__
-    click.echo(f"headrace: worker {worker.pid} on {worker.host} doesn't answer ({why})", err=True)
-    return None
+async def ask_all(path: str, params: dict[str, str] | None = None) -> list[tuple[Worker, Any]]:
+    """What all workers say at a path, from JSON; those that don't answer are said on stderr and left out.
+
+    Of workers that have none of what was asked for (404), what they say counts only if no other has it.
+
+    Raises:
+        HeadraceError: no worker is alive.
+    """
+    given = await answers(path, params)
+    found = heard(each for each in given if each.status != ABSENT)
+    absent = heard(msgspec.structs.replace(each, status=HTTPStatus.OK) for each in given if each.status == ABSENT)
+    for silent in found.silent + absent.silent:
+        click.echo(f"headrace: no answer from worker {silent}", err=True)
+    return found.bodies or absent.bodies

@@ -3,13 +3,12 @@
 import logging.config
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import click
 import msgspec
 from faust.cli.base import cli
 
-from app.commands.fleet import run
+from app.commands.fleet import run, shown_time
 from app.core import logging_config, settings
 from app.errors import HeadraceError
 from app.settings_web import Scope
@@ -49,8 +48,8 @@ def create(scopes: Sequence[Scope], name: str) -> None:
 def list_() -> None:
     """List all keys, revoked ones too; never the keys themselves."""
     for key in sorted(run(_read).keys.values(), key=lambda key: key.created_ms):
-        state = f"revoked {_time(key.revoked_ms)}" if key.revoked_ms else "in use"
-        click.echo(f"{key.id}  {','.join(key.scopes):20}  made {_time(key.created_ms)}  {state}  {key.name}")
+        state = f"revoked {shown_time(key.revoked_ms)}" if key.revoked_ms else "in use"
+        click.echo(f"{key.id}  {','.join(key.scopes):20}  made {shown_time(key.created_ms)}  {state}  {key.name}")
 
 
 @keys.command("revoke")
@@ -68,10 +67,6 @@ def revoke(key_id: str) -> None:
         return key
 
     click.echo(f"key {run(work).id} is revoked")
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 async def _write(key: ApiKey) -> None:

@@ -1,22 +1,18 @@
 """`headrace reviews`: what people decided, as labelled texts."""
 
 import json
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 from faust.cli.base import cli
 
 from agents.review import STAGE
 from app import topics
-from app.commands.fleet import run
+from app.commands.fleet import answers, run
 from app.core import settings
 from app.errors import HeadraceError
-from app.web.announce import workers
+from app.web import tables
 from tables.reviews import REVIEWS
-
-if TYPE_CHECKING:
-    from app.web.tables import States
-    from app.web.workers import Answer
 
 __all__ = ["reviews"]
 
@@ -42,38 +38,23 @@ def export(file: IO[str], task: str) -> None:
 
 
 async def _export(file: IO[str], task: str) -> int:
-    from app.web import tables  # loads FastAPI's parts, which other commands don't need
-    from app.web.workers import Workers
-
-    fleet = Workers(settings)
-
-    async def ask(path: str, params: dict[str, str]) -> list["Answer"]:
-        alive = await workers(settings)
-        if not alive:
-            raise HeadraceError("no worker is alive; start one with `headrace worker`")
-        fleet.know(alive)
-        return await fleet.ask_all(path, params)
-
     count, start = 0, ""
-    try:
-        await _all_there(await tables.states(ask))
-        while True:
-            page = await tables.page(ask, STAGE, REVIEWS.name, start, tables.MAX_PAGE)
-            if page.silent:
-                raise HeadraceError(f"no answer from worker {page.silent[0]}; run it again")
-            for row in page.rows:
-                line = _line(row["value"])
-                if line is not None and task in ("", line["task"]):
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    count += 1
-            if page.next is None:
-                return count
-            start = page.next
-    finally:
-        await fleet.aclose()
+    await _all_there(await tables.states(answers))
+    while True:
+        page = await tables.page(answers, STAGE, REVIEWS.name, start, tables.MAX_PAGE)
+        if page.silent:
+            raise HeadraceError(f"no answer from worker {page.silent[0]}; run it again")
+        for row in page.rows:
+            line = _line(row["value"])
+            if line is not None and task in ("", line["task"]):
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                count += 1
+        if page.next is None:
+            return count
+        start = page.next
 
 
-async def _all_there(found: "States") -> None:
+async def _all_there(found: tables.States) -> None:
     """Checks that no part of the reviews is missing.
 
     Raises:

@@ -3,12 +3,11 @@
 import logging.config
 import sys
 import time
-from datetime import UTC, datetime
 
 import click
 from faust.cli.base import cli
 
-from app.commands.fleet import run
+from app.commands.fleet import run, shown_time
 from app.core import logging_config, settings
 from app.errors import HeadraceError
 from app.web import roster
@@ -67,7 +66,9 @@ def add(name: str, role: Role, password_stdin: bool) -> None:
 def list_() -> None:
     """List all users."""
     for user in sorted(run(_read).entries.values(), key=lambda user: user.name):
-        click.echo(f"{user.name:24}  {user.role:8}  made {_time(user.created_ms)}  changed {_time(user.changed_ms)}")
+        click.echo(
+            f"{user.name:24}  {user.role:8}  made {shown_time(user.created_ms)}  changed {shown_time(user.changed_ms)}"
+        )
 
 
 @users.command("set-role")
@@ -120,10 +121,6 @@ def _password(from_stdin: bool) -> str:
     if why := bad_password(password):
         raise click.UsageError(why)
     return password
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 async def _known(name: str) -> User:

@@ -13,15 +13,13 @@ from urllib.parse import quote
 import aiokafka
 import msgspec
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import ConsumerRecord
 
 from app.core import App
-from app.delivery.probe import probe, read_tail
 from app.kafka import client_kwargs
-from app.settings import Settings
 from app.web.follow import UNREADABLE, skipped
 
-__all__ = ["Worker", "announce", "http_url", "path_part", "worker_of", "workers"]
+__all__ = ["STALE_S", "Worker", "announce", "http_url", "path_part", "worker_of"]
 
 EVERY_S = 5.0
 STALE_S = 20.0
@@ -93,19 +91,3 @@ def worker_of(record: ConsumerRecord[bytes, bytes]) -> Worker | None:
     except UNREADABLE as error:
         skipped(record, type(error).__name__)
         return None
-
-
-async def workers(settings: Settings) -> list[Worker]:
-    """The workers that are alive, from their topic (small: compacted)."""
-    tp = TopicPartition(settings.topic("workers"), 0)
-    latest: dict[bytes, Worker | None] = {}
-    async with probe(settings.kafka) as consumer:
-        if tp.topic not in await consumer.topics():
-            return []
-        end = (await consumer.end_offsets([tp]))[tp]
-        start = (await consumer.beginning_offsets([tp]))[tp]
-        async for record in read_tail(consumer, tp, start, end):
-            latest[record.key or b""] = worker_of(record)
-    alive = time.time() * 1000 - STALE_S * 1000
-    found = [worker for worker in latest.values() if worker is not None and worker.beat_ms > alive]
-    return sorted(found, key=lambda w: w.started_ms)

@@ -16,7 +16,7 @@ from app.settings import Settings
 from app.web.announce import STALE_S, Worker, worker_of
 from app.web.problems import Problem
 
-__all__ = ["Answer", "Heard", "Silent", "Workers", "heard"]
+__all__ = ["ABSENT", "Answer", "Heard", "Silent", "Workers", "heard"]
 
 ASK_TIMEOUT_S = 5.0
 """A key look-up takes a millisecond; a worker that takes longer than this is named and left out."""
@@ -111,10 +111,6 @@ class Workers:
     def clear(self) -> None:
         """Forgets them: the topic was made anew."""
         self._known.clear()
-
-    def know(self, found: Iterable[Worker]) -> None:
-        """Takes what somebody else read of that topic."""
-        self._known = {worker.id: worker for worker in found}
 
     @property
     def alive(self) -> list[Worker]:
