@@ -15,7 +15,7 @@ from app.delivery.probe import probe
 from app.errors import HeadraceError
 from app.settings import Settings
 
-__all__ = ["UNREADABLE", "Followed", "Follower", "skipped"]
+__all__ = ["STALE_S", "UNREADABLE", "Followed", "Follower", "skipped"]
 
 log = logging.getLogger("headrace.web")
 
@@ -23,6 +23,8 @@ CHECK_EVERY_S = 1.0
 CHECK_TIMEOUT_S = 5.0
 """A broker that doesn't tell the topic's end within this time counts as not reachable."""
 RETRY_S = 1.0
+STALE_S = 30.0
+"""Who couldn't read a topic for so long doesn't know what was revoked since."""
 FETCH_WAIT_MS = 500
 """The broker answers as soon as there is something; asking more often would be in vain."""
 
@@ -60,15 +62,13 @@ class Follower:
         self._tp = TopicPartition(topic, 0)
         self._next = 0
         self._said = ""
-        self.caught_up = asyncio.Event()
-        """All that was there at the start is applied."""
         self.current_at = float("-inf")
         """When Kafka last said where the topic ends (time.monotonic), and all before was applied."""
 
     @property
-    def silent_s(self) -> float:
-        """How long it is since this was surely current, seconds."""
-        return time.monotonic() - self.current_at
+    def current(self) -> bool:
+        """Whether all that the topic tells is known, or was STALE_S ago. Else nobody may be let in by what it told."""
+        return time.monotonic() - self.current_at < STALE_S
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -102,13 +102,11 @@ class Follower:
                 self._take(record)
             self._next = await consumer.position(tp)
             if self._next >= end:
-                self.current_at = max(self.current_at, asked)
-                self.caught_up.set()
+                self.current_at = asked
 
     def _begin_anew(self) -> None:
         """The topic was made anew, so nothing it told holds any more, and nothing is known until it is read."""
         log.warning("%s was made anew; reading it from its beginning", self._tp.topic)
-        self.caught_up.clear()
         self.current_at = float("-inf")
         self._book.clear()
         self._next = 0

@@ -12,7 +12,7 @@ __all__ = ["MAX_PAGE", "Page", "States", "find", "page", "states"]
 
 MAX_PAGE = 1000
 """Rows a page has at most, as workers give them."""
-START = re.compile(r"(\d{1,6}:[0-9a-f]{0,8192})?")
+START = re.compile(r"(\d{1,6}:([0-9a-f]{2}){0,4096})?")
 """Where a page begins: the partition, and the key's bytes in hex."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")

@@ -116,11 +116,22 @@ def show_key(of: Map[Any], key: bytes) -> str | int:
 
 
 def read_key(of: Map[Any], text: str) -> bytes:
+    """The key that `show_key` shows; of a text that can't be one, a key that isn't there."""
     if of is PANES or of is FIRED:
         return read_place(text)
     if of is WAITING or of is DECIDED:
         return read_at(text)
-    return int(text).to_bytes(8, "big") if of is OPEN and text.isdigit() else text.encode()
+    is_offset = of is OPEN and text.isdecimal() and len(text) < 20  # more digits can't be one (int64)
+    return int(text).to_bytes(8, "big") if is_offset else text.encode()
+
+
+def _limit(request: web.Request) -> int:
+    """How many rows a request asks for, within MAX_PAGE.
+
+    Raises:
+        ValueError: that is no number.
+    """
+    return min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
 
 
 def _hopping(lane: Lane) -> Hopping | None:
@@ -240,12 +251,11 @@ class Pages:
         if "key" in request.query:
             return self._row(of, lanes, request.query["key"], absent=200)
         try:
-            limit = min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
-            first = int(request.query.get("partition", 0))
+            limit, first = _limit(request), int(request.query.get("partition", 0))
+            start = bytes.fromhex(request.query.get("start", ""))
         except ValueError:
-            return _json({"error": "limit and partition are whole numbers"}, 400)
+            return _json({"error": "limit and partition are whole numbers, start is a key in hex"}, 400)
         only = "only" in request.query
-        start = bytes.fromhex(request.query.get("start", ""))
         rows: list[dict[str, Any]] = []
         following: dict[str, Any] | None = None
         for lane in lanes:
@@ -307,7 +317,7 @@ class Pages:
     async def reviews(self, request: web.Request) -> web.Response:
         """Reviews that wait in this worker's partitions, the oldest first; `waiting` counts all of them."""
         try:
-            limit = min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
+            limit = _limit(request)
         except ValueError:
             return _json({"error": "limit is a whole number"}, 400)
         lanes = [lane for lane in self.app.delivery.lanes.values() if WAITING in lane.stage.state.maps.values()]

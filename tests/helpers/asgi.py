@@ -52,7 +52,6 @@ def gateway_app(**gateway: Any) -> tuple[FastAPI, ListWriter]:
     settings = tree.model_copy(update={"gateway": tree.gateway.model_copy(update=gateway)})
     app = build(settings)
     writer = app.state.gateway.writer = ListWriter(settings)
-    app.state.gateway.keys.caught_up.set()
     app.state.gateway.keys.current_at = time.monotonic() + 3600
     return app, writer
 

@@ -47,7 +47,6 @@ def console_app(settings: Settings | None = None) -> tuple[Guard, Console]:
     """The application with one user a role, called as it, and all users known."""
     console = Console(settings or settings_with(), ORIGIN)
     console.writer = ListWriter(console.settings)
-    console.users.caught_up.set()
     console.users.current_at = time.monotonic() + 3600
     for role in ROLES:
         add_user(console, role, role)

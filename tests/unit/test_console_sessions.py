@@ -1,6 +1,7 @@
 """Cookies of sessions: what they are called, when they are taken away, and what of their end outlasts a restart."""
 
 import asyncio
+import time
 
 import pytest
 from nicegui import Client
@@ -38,7 +39,7 @@ def parts(cookie: str) -> set[str]:
 async def test_while_users_are_not_read_a_cookie_stays_and_is_asked_for_again() -> None:
     before, console_before = with_secret()
     app, console = with_secret()
-    console.users.caught_up.clear()
+    console.users.current_at = float("-inf")
     users, console.book.entries = console.book.entries, {}
     async with browser(before, console_before, "operator") as http:
         http._transport = browser(app, console)._transport
@@ -48,7 +49,7 @@ async def test_while_users_are_not_read_a_cookie_stays_and_is_asked_for_again() 
         for path in ("/_nicegui_ws/socket.io/?EIO=4&transport=polling", "/_nicegui/x", "/login"):
             reply = await http.get(path)
             assert (reply.status_code, "set-cookie" in reply.headers) == (503, False)
-        console.users.caught_up.set()
+        console.users.current_at = time.monotonic()
         console.book.entries = users
         assert (await http.get("/login")).status_code == 200
         del users["operator"]
@@ -60,7 +61,7 @@ async def test_while_users_are_not_read_a_cookie_stays_and_is_asked_for_again() 
 @pytest.mark.parametrize("cookie", ["x", "a.b", "." * 10_000])
 async def test_a_cookie_that_is_not_ours_goes_also_while_users_are_not_read(cookie: str) -> None:
     app, console = console_app()
-    console.users.caught_up.clear()
+    console.users.current_at = float("-inf")
     async with browser(app, console) as http:
         http.cookies["headrace_session"] = cookie
         reply = await http.get("/")
@@ -70,7 +71,7 @@ async def test_a_cookie_that_is_not_ours_goes_also_while_users_are_not_read(cook
 
 async def test_a_session_that_has_run_out_or_ended_is_over_whether_users_are_read_or_not() -> None:
     _, console = console_app()
-    console.users.caught_up.clear()
+    console.users.current_at = float("-inf")
     sessions = console.sessions
     session, _ = sessions.begin(console.book.entries["viewer"])
     console.book.entries.clear()

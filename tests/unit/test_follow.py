@@ -75,11 +75,11 @@ async def test_a_topic_that_is_made_anew_takes_its_entries_away_until_it_is_read
     topic = Topic([record(b"ada", USER % b""), record(b"bob", USER.replace(b"ada", b"bob") % b"")])
     follower = Follower(load(), "a-topic", book)
     task = asyncio.create_task(follower._follow(topic))  # type: ignore[arg-type]
-    await until(lambda: set(book.entries) == {"ada", "bob"} and follower.caught_up.is_set())
+    await until(lambda: set(book.entries) == {"ada", "bob"} and follower.current)
     cleared, clear = [], book.clear
-    book.clear = lambda: (clear(), cleared.append(follower.caught_up.is_set()))[0]  # type: ignore[method-assign]
+    book.clear = lambda: (clear(), cleared.append(follower.current))[0]  # type: ignore[method-assign]
     topic.records = [record(b"bob", USER.replace(b"ada", b"bob") % b"")]
-    await until(lambda: cleared and follower.caught_up.is_set())
+    await until(lambda: cleared and follower.current)
     task.cancel()
     assert set(book.entries) == {"bob"}
     assert cleared == [False]  # nobody is let in, and nobody's cookie taken, by what isn't read yet
@@ -102,7 +102,7 @@ async def test_a_record_that_nobody_foresaw_is_left_out_and_counted() -> None:
     book, before = Picky(), unreadable()
     follower = Follower(load(), "a-topic", book)
     task = asyncio.create_task(follower._follow(Topic([record(b"", b"", n) for n in range(3)])))  # type: ignore[arg-type]
-    await until(follower.caught_up.is_set)
+    await until(lambda: follower.current)
     task.cancel()
     assert book.taken == [0, 2]
     assert unreadable() == before + 1

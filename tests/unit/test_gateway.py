@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
+from app.web.follow import STALE_S
 from tests.helpers.asgi import client, gateway_app
 from tests.helpers.gateway import an_event
 
@@ -158,6 +160,17 @@ async def test_without_kafka_nothing_is_taken_and_the_reply_says_when_to_come_ba
     async with client(app) as http:
         assert (await http.get("/readyz")).status_code == 503
         assert (await http.get("/healthz")).status_code == 200
+
+
+async def test_a_gateway_that_can_not_know_its_keys_any_more_lets_nobody_in_and_is_not_ready() -> None:
+    app, _ = gateway_app()
+    async with client(app, "read") as http:
+        assert [(await http.get(path)).status_code for path in ("/readyz", "/metrics")] == [200, 200]
+        app.state.gateway.keys.current_at = time.monotonic() - STALE_S
+        refused = await http.get("/metrics")
+        assert (refused.status_code, refused.json()["reason"]) == (503, "keys-unknown")
+        ready = await http.get("/readyz")
+    assert (ready.status_code, ready.json()["why"]) == (503, "API keys aren't known")
 
 
 async def test_what_kafka_does_not_ack_is_no_202() -> None:

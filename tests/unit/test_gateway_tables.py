@@ -139,7 +139,7 @@ async def test_silent_workers_are_named_and_unknown_tables_refused() -> None:
         }
         for path in ("/v1/tables/../m", "/v1/tables/s/%2e%2e", "/v1/tables/a%2Fb/m", "/v1/tables/s/m%20"):
             assert (await http.get(path)).status_code == 404, path
-        for query in ("limit=0", "limit=1001", "limit=x", "start=zz", "start=1:XY"):
+        for query in ("limit=0", "limit=1001", "limit=x", "start=zz", "start=1:XY", "start=1:abc"):
             reply = await http.get(f"/v1/tables/s/m?{query}")
             assert (reply.status_code, reply.json()["field"]) == (422, query.partition("=")[0])
 

@@ -33,12 +33,10 @@ from app.web.users import Role, UserBook
 from app.web.workers import Workers
 from app.web.writer import Writer
 
-__all__ = ["STALE_S", "Console", "Visit", "close_page", "visit_now", "visit_of", "visiting", "zone_of"]
+__all__ = ["Console", "Visit", "close_page", "visit_now", "visit_of", "visiting", "zone_of"]
 
 log = logging.getLogger("headrace.web")
 
-STALE_S = 30.0
-"""Users that couldn't be read for so long: nobody new gets in, and nobody may do more than look."""
 SWEEP_S = 1.0
 TIDY_S = 5.0
 """Ends of sessions that couldn't be written are tried again this often."""
@@ -91,12 +89,12 @@ class Console:
             return "stopping"
         if not self.writer.reachable:
             return "Kafka isn't reachable"
-        return "" if self.users_known else "users aren't read yet"
+        return "" if self.users_known else "users aren't known"
 
     @property
     def users_known(self) -> bool:
-        """All users are read, and were lately."""
-        return self.users.caught_up.is_set() and self.users.silent_s < STALE_S
+        """Else nobody new gets in, and nobody may do more than look."""
+        return self.users.current
 
     @property
     def link_open(self) -> bool:

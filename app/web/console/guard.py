@@ -15,6 +15,7 @@ from app.web.console.login import LOGIN, Login, cookie_name, language_of, plain_
 from app.web.console.pagelist import page_at
 from app.web.console.sessions import Session
 from app.web.console.texts import text
+from app.web.writer import RETRY_AFTER_S
 
 __all__ = ["Guard"]
 
@@ -108,7 +109,8 @@ class Guard:
         """The reply to who has a cookie of ours, as long as it can't be known whether it holds: it must not go for that."""
         if _is_page(request):
             return self._login.not_known_yet(request)
-        return PlainTextResponse("users aren't read yet", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"})
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        return PlainTextResponse("users aren't known", HTTPStatus.SERVICE_UNAVAILABLE, headers)
 
     def _same_origin(self, connection: HTTPConnection) -> bool:
         """Whether a page of this console sent it, by what browsers say and scripts can't forge.

@@ -14,8 +14,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from app.web.console.audit import note_anyway
 from app.web.console.context import Console
 from app.web.console.sessions import COOKIE, Session
-from app.web.console.texts import Language, chosen, text
+from app.web.console.texts import LANGUAGES, Language, chosen, text
 from app.web.users import User, verify_password
+from app.web.writer import RETRY_AFTER_S
 
 __all__ = ["LOGIN", "Login", "cookie_name", "language_of", "plain_page", "safe_next"]
 
@@ -26,7 +27,6 @@ NOBODY = "(nobody)"
 """Whose audit records are of who isn't logged in. No user can be called so."""
 MAX_FORM_BYTES = 8 << 10
 FORM_TIMEOUT_S = 10.0
-KAFKA_RETRY_S = 2
 HASHES_AT_ONCE, HASHES_WAITING = 2, 20
 """Each takes 64 MiB and a core for a fifth of a second."""
 
@@ -51,7 +51,7 @@ FORM = """<p class="why" role="alert">{why}</p><form method="post" action="{acti
 
 def plain_page(request: Request, status: int, body: str, headers: Mapping[str, str] | None = None) -> Response:
     """A page without scripts. `body` is HTML: escape what is put in."""
-    lang = "zh-CN" if language_of(request) == "zh" else "en"
+    lang = LANGUAGES[language_of(request)]
     return HTMLResponse(PAGE.format(lang=lang, body=body), status, {"Content-Security-Policy": CSP, **(headers or {})})
 
 
@@ -177,11 +177,11 @@ class Login:
     def not_known_yet(self, request: Request) -> Response:
         """To who may well be logged in, as long as the users aren't read: the page is loaded again by itself."""
         said = text(language_of(request), "session_unknown")
-        headers = {"Retry-After": str(KAFKA_RETRY_S), "Refresh": str(KAFKA_RETRY_S)}
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Refresh": str(RETRY_AFTER_S)}
         return plain_page(request, 503, f"<p>{said}</p>", headers)
 
     def _users_unknown(self, request: Request) -> Response:
-        return self._form(request, 503, "users_unknown", headers={"Retry-After": str(KAFKA_RETRY_S)})
+        return self._form(request, 503, "users_unknown", headers={"Retry-After": str(RETRY_AFTER_S)})
 
     def _later(self, request: Request, wait_s: float) -> Response:
         """To who has to wait; 0: for others."""

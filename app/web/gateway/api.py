@@ -41,7 +41,7 @@ async def healthz() -> JSONResponse:
 
 @operations.get("/readyz", summary="Whether requests would succeed")
 async def readyz(request: Request) -> JSONResponse:
-    """503 while Kafka isn't reachable, keys aren't read yet, or the process stops."""
+    """503 while Kafka isn't reachable, keys aren't known, or the process stops."""
     why = gateway_of(request).not_ready
     return JSONResponse({"ready": not why, "why": why}, 503 if why else 200)
 

@@ -23,9 +23,6 @@ from app.web.writer import RETRY_AFTER_S, Writer
 
 __all__ = ["Gateway", "admitted", "gateway_of", "need", "passed_on", "request_id_of"]
 
-STALE_KEYS_S = 30.0
-"""A gateway that can't know what was revoked for this long lets nobody in."""
-
 _bearer = HTTPBearer(auto_error=False, description="An API key, made by `headrace keys create`.")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,400})?")
@@ -59,7 +56,7 @@ class Gateway:
             return "stopping"
         if not self.writer.reachable:
             return "Kafka isn't reachable"
-        return "" if self.keys.caught_up.is_set() else "API keys aren't read yet"
+        return "" if self.keys.current else "API keys aren't known"
 
     @property
     def result_partitions(self) -> int:
@@ -87,7 +84,7 @@ class Gateway:
         Raises:
             Problem: 401, 403, or 503 while keys can't be known.
         """
-        if not self.keys.caught_up.is_set() or self.keys.silent_s > STALE_KEYS_S:
+        if not self.keys.current:
             raise Problem(
                 503,
                 "keys-unknown",
