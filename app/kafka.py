@@ -19,12 +19,14 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from app.errors import BrokerError
+from app.errors import BrokerError, HeadraceError
 from app.settings import KafkaSettings
 from app.tls_close import close_tls_at_once
 
-__all__ = ["admin", "client_kwargs", "explained", "is_refusal", "ssl_context", "unreachable"]
+__all__ = ["KAFKA_FAILURES", "admin", "client_kwargs", "explained", "is_refusal", "ssl_context", "unreachable"]
 
+KAFKA_FAILURES = (KafkaError, HeadraceError, OSError)
+"""What a client of ours raises when Kafka isn't there, refuses, or takes too long (TimeoutError is an OSError)."""
 TRIAL_TIMEOUT_MS = 5000
 """Only to find a reason: a broker that is silent for longer says none."""
 

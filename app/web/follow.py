@@ -7,12 +7,11 @@ from typing import Protocol
 
 import aiokafka
 import msgspec
-from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import metrics
 from app.delivery.probe import probe
-from app.errors import HeadraceError
+from app.kafka import KAFKA_FAILURES
 from app.settings import Settings
 
 __all__ = ["STALE_S", "UNREADABLE", "Followed", "Follower", "skipped"]
@@ -76,7 +75,7 @@ class Follower:
             try:
                 async with probe(self._kafka, fetch_wait_ms=FETCH_WAIT_MS) as consumer:
                     await self._follow(consumer)
-            except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+            except KAFKA_FAILURES as error:
                 if self._said != type(error).__name__:
                     self._said = type(error).__name__
                     log.warning("%s can't be read (%s); trying again", self._tp.topic, self._said)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import aiokafka
-import msgspec
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
@@ -19,13 +18,12 @@ from app.errors import HeadraceError
 from app.settings import Settings
 from app.web.letters import Budget
 
-__all__ = ["Asked", "Progress", "decoded", "scan"]
+__all__ = ["Asked", "Progress", "Record", "scan"]
 
 POLL_MS = 200
 PIECE = 500
 """Offsets of a partition read at a time when going backwards; doubled with each step, as most of it won't match."""
 LARGEST_PIECE = 16_000
-MAX_SHOWN_BYTES = 256 << 10
 
 Record: TypeAlias = ConsumerRecord[bytes, bytes]
 
@@ -59,10 +57,6 @@ class Progress:
     why: Literal["", "complete", "rows", "records", "bytes", "seconds"] = ""
     """Why it ended; empty while it reads. `rows`: as many as were asked for were found, and there may be more.
     `records`, `bytes`, `seconds`: that part of the budget is used up."""
-
-    @property
-    def partial(self) -> bool:
-        return self.why in ("records", "bytes", "seconds")
 
 
 async def scan(
@@ -222,23 +216,3 @@ class _First:
     def passed(self, tp: TopicPartition) -> bool:
         """Whether nothing further of a partition can be among the first."""
         return len(self._times) == self._most and self._newest.get(tp, -1) >= self._times[-1]
-
-
-def decoded(value: bytes | None) -> tuple[Literal["null", "empty", "json", "text", "bytes"], str]:
-    """What a value holds, and how it is shown. Numbers and texts stay as they are written; null and empty are told apart."""
-    if value is None:
-        return "null", ""
-    if not value:
-        return "empty", ""
-    shown = value[:MAX_SHOWN_BYTES]
-    if value[:1] in b'{["' and len(shown) == len(value):
-        try:
-            return "json", msgspec.json.format(value, indent=2).decode()
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # it only looks so
-    try:
-        text = shown.decode("utf-8") if len(shown) == len(value) else shown.decode("utf-8", "ignore")
-    except UnicodeDecodeError:
-        return "bytes", shown.hex(" ")
-    plain = all(char.isprintable() or char in "\n\r\t" for char in text[:4096])
-    return ("text", text) if plain else ("bytes", shown.hex(" "))

@@ -13,8 +13,7 @@ from aiokafka.structs import RecordMetadata
 
 from app import topics
 from app.delivery.partitions import Partitioner
-from app.errors import HeadraceError
-from app.kafka import client_kwargs
+from app.kafka import KAFKA_FAILURES, client_kwargs
 from app.settings import Settings
 from app.web.problems import Problem
 from models.events import Headers
@@ -95,7 +94,7 @@ class Writer:
                     log.info("web: Kafka at %s is there", self._settings.kafka.bootstrap_servers)
                 await self._look()
                 said = False
-            except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+            except KAFKA_FAILURES as error:
                 if not said:
                     log.warning("web: no Kafka (%s: %s); requests get 503", type(error).__name__, error)
                 said = True

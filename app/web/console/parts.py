@@ -1,23 +1,29 @@
-"""What pages that show and change records share: questions, reasons of failures, and values as text."""
+"""What pages share: tables, questions, reasons of failures, and values as text."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import msgspec
-from aiokafka.errors import KafkaError
 from nicegui import ui
 
-from app.errors import HeadraceError
+from app.kafka import KAFKA_FAILURES
+from app.web.console import show
 from app.web.console.context import Visit
 from app.web.problems import Problem
 
-__all__ = ["FAILURES", "confirmed", "facts", "failing", "missing", "pretty", "printable", "whole_text"]
+__all__ = [
+    "FAILURES", "columns", "confirmed", "decoded", "facts", "failing", "link_cells", "missing", "printable", "set_rows",
+    "whole_text", "whole_value", "why",
+]  # fmt: skip
 
-FAILURES = (Problem, HeadraceError, KafkaError, OSError, TimeoutError, LookupError)
+FAILURES = (Problem, *KAFKA_FAILURES, LookupError)
 """What can go wrong with workers and Kafka: it is said on the page, and the page goes on."""
-SHOWN_BYTES = 64 << 10
+SHOWN_BYTES = 256 << 10
 """Of a value; a browser that gets megabytes of text stands still."""
+
+LINK = '<q-td :props="props"><a class="mono" :href="props.row.href">{{ props.value }}</a></q-td>'
+"""Vue writes values as text: nothing of an event is taken for HTML."""
 
 
 async def confirmed(visit: Visit, question: str, detail: str, yes: str) -> bool:
@@ -65,14 +71,35 @@ def facts(rows: list[tuple[str, Any]]) -> None:
                 ui.label(str(value)).classes("num").style("overflow-wrap: anywhere")
 
 
-def pretty(raw: bytes | None) -> str:
-    """A value as a person reads it: JSON with line breaks, every digit as it stands; else as text."""
-    if raw is None:
-        return "–"
-    if len(raw) <= SHOWN_BYTES:
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return msgspec.json.format(raw, indent=2).decode()
-    return raw[:SHOWN_BYTES].decode("utf-8", "backslashreplace")
+def decoded(value: bytes | None) -> tuple[Literal["null", "empty", "json", "text", "bytes"], str]:
+    """What a value holds, and how it is shown. Numbers and texts stay as they are written; null and empty are told apart."""
+    if value is None:
+        return "null", ""
+    if not value:
+        return "empty", ""
+    shown = value[:SHOWN_BYTES]
+    if value[:1] in b'{["' and len(shown) == len(value):
+        try:
+            return "json", msgspec.json.format(value, indent=2).decode()
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # it only looks so
+    try:
+        text = shown.decode("utf-8") if len(shown) == len(value) else shown.decode("utf-8", "ignore")
+    except UnicodeDecodeError:
+        return "bytes", shown.hex(" ")
+    plain = all(char.isprintable() or char in "\n\r\t" for char in text[:4096])
+    return ("text", text) if plain else ("bytes", shown.hex(" "))
+
+
+def whole_value(visit: Visit, raw: bytes | None, height: str = "none") -> None:
+    """A value as a person reads it, and what of it isn't shown."""
+    kind, said = decoded(raw)
+    if kind in ("null", "empty"):
+        ui.label(visit.t(kind)).classes("opacity-60")
+        return
+    whole_text(said, height)
+    if raw is not None and len(raw) > SHOWN_BYTES:
+        ui.label(visit.t("cut", size=show.bytes_(SHOWN_BYTES))).classes("text-negative")
 
 
 def whole_text(text: str, height: str = "none") -> None:
@@ -85,3 +112,19 @@ def whole_text(text: str, height: str = "none") -> None:
 def printable(raw: bytes | None) -> str:
     """A key or header as text; bytes that aren't UTF-8 stay visible."""
     return "–" if raw is None else raw[:SHOWN_BYTES].decode("utf-8", "backslashreplace")
+
+
+def columns(visit: Visit, names: Iterable[str], **more: object) -> list[dict[str, Any]]:
+    """Columns of a table, with the words `col_NAME` above them."""
+    return [{"name": n, "label": visit.t(f"col_{n}"), "field": n, "align": "left", **more} for n in names]
+
+
+def link_cells(table: ui.table, column: str) -> None:
+    """Makes a column's cells lead to their row's `href`."""
+    table.add_slot(f"body-cell-{column}", LINK)
+
+
+def set_rows(table: ui.table, rows: list[dict[str, Any]]) -> None:
+    """Sends them only if they changed: an update sends the whole table."""
+    if table.rows != rows:
+        table.rows = rows

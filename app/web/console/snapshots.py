@@ -9,9 +9,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
-from aiokafka.errors import KafkaError
 from nicegui import Event
 
+from app.kafka import KAFKA_FAILURES
 from app.settings import Settings
 from app.web.announce import Worker
 from app.web.console.numbers import Counters, Growth, Numbers, Samples, merge, parse, summed
@@ -195,7 +195,7 @@ class Snapshots:
         try:
             async with asyncio.timeout(TAIL_TIMEOUT_S):
                 await self._tail.look(self._writer.partitions(self._topic))
-        except (KafkaError, Problem, TimeoutError, OSError) as error:
+        except (*KAFKA_FAILURES, Problem) as error:
             log.debug("console: results can't be read (%s)", type(error).__name__)
             await self._tail.close()
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import aiokafka
 import msgspec
-from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app.delivery.probe import probe
-from app.errors import HeadraceError
+from app.kafka import KAFKA_FAILURES
 from app.settings import Settings
 
 __all__ = ["BadPlace", "Filter", "Live", "NotReachable", "Offered", "Reader", "SlowReader", "read_place"]
@@ -206,7 +205,7 @@ class Live:
             try:
                 async with probe(self._settings.kafka) as consumer:
                     await self._follow(consumer)
-            except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+            except KAFKA_FAILURES as error:
                 log.warning("results can't be followed (%s); trying again", type(error).__name__)
                 await asyncio.sleep(RETRY_S)
 
@@ -287,7 +286,7 @@ class Live:
                     if gap <= JOIN_GAP:
                         reader.join()
                         return
-        except (KafkaError, HeadraceError, OSError) as error:
+        except KAFKA_FAILURES as error:
             raise NotReachable from error
 
     def _now(self) -> Place:

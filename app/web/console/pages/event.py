@@ -8,7 +8,7 @@ from nicegui import background_tasks, ui
 
 from app.web.announce import path_part
 from app.web.console.context import Visit
-from app.web.console.parts import FAILURES, facts, missing, pretty, printable, whole_text, why
+from app.web.console.parts import FAILURES, facts, missing, printable, whole_value, why
 from app.web.console.roles import allowed
 from app.web.history import History, ordered
 from app.web.workers import heard
@@ -170,7 +170,7 @@ def _record(visit: Visit, record: ConsumerRecord[bytes, bytes]) -> None:
         facts([(visit.t("key"), printable(record.key)), (visit.t("time"), visit.time(record.timestamp))])
         if record.headers:
             facts([(name, printable(value)) for name, value in record.headers])
-        whole_text(pretty(record.value))
+        whole_value(visit, record.value)
 
 
 def told(visit: Visit, step: dict[str, Any]) -> str:

@@ -9,14 +9,13 @@ from app.web.console import show
 from app.web.console.context import Visit
 from app.web.console.numbers import Numbers
 from app.web.console.pages.charts import Charts
+from app.web.console.parts import columns, link_cells, set_rows
 from app.web.console.snapshots import OUTCOMES, TIERS, Snapshot
 from app.web.console.tail import KEPT
 
 __all__ = ["build"]
 
 TIER_COLORS = {"rule": "#2e7d32", "light": "#1565c0", "deep": "#6a1b9a", "review": "#ef6c00"}
-LINK = '<q-td :props="props"><a class="mono" :href="props.row.href">{{ props.value }}</a></q-td>'
-"""Vue writes values as text: nothing of an event is taken for HTML."""
 
 Show = Callable[[Snapshot], None]
 
@@ -145,7 +144,7 @@ def _tiers(visit: Visit) -> Show:
 
 
 def _lag(visit: Visit) -> Show:
-    columns = [
+    heads = [
         {"name": "stage", "label": visit.t("stage"), "field": "stage", "align": "left"},
         {"name": "total", "label": visit.t("total"), "field": "total", "classes": "num"},
         {
@@ -157,7 +156,7 @@ def _lag(visit: Visit) -> Show:
         },
     ]
     with _panel(visit.t("lag_by")):
-        table = ui.table(rows=[], columns=columns, row_key="stage").props("dense flat data-mark=lag").classes("w-full")
+        table = ui.table(rows=[], columns=heads, row_key="stage").props("dense flat data-mark=lag").classes("w-full")
 
     def changed(snapshot: Snapshot) -> None:
         rows: list[dict[str, object]] = []
@@ -165,7 +164,7 @@ def _lag(visit: Visit) -> Show:
             by = snapshot.now.by("headrace_lag_records", "partition", stage=stage)
             parts = [f"{p}: {show.count(by[p])}" for p in sorted(by, key=int)]
             rows.append({"stage": stage, "total": show.count(sum(by.values())), "partitions": ", ".join(parts)})
-        _set_rows(table, rows)
+        set_rows(table, rows)
 
     return changed
 
@@ -221,7 +220,6 @@ def _draw_budgets(visit: Visit, money: dict[str, dict[str, float]]) -> None:
 
 def _results(visit: Visit) -> Show:
     names = ("time", "event", "type", "task", "category", "tier", "confidence", "why")
-    columns = [{"name": n, "label": visit.t(f"col_{n}"), "field": n, "align": "left"} for n in names]
     paused = False
 
     def toggle() -> None:
@@ -235,15 +233,15 @@ def _results(visit: Visit) -> Show:
             ui.label(visit.t("live_note", count=KEPT)).classes("text-caption opacity-60")
             ui.space()
             button = ui.button(visit.t("pause"), on_click=toggle).props("flat dense no-caps data-mark=pause")
-        table = ui.table(rows=[], columns=columns, row_key="id", pagination={"rowsPerPage": 0})
+        table = ui.table(rows=[], columns=columns(visit, names), row_key="id", pagination={"rowsPerPage": 0})
         table.props(f'dense flat hide-bottom virtual-scroll data-mark=results no-data-label="{visit.t("nothing")}"')
         table.classes("w-full").style("max-height: 28rem")
-        table.add_slot("body-cell-event", LINK)
+        link_cells(table, "event")
 
     def changed(snapshot: Snapshot) -> None:
         if paused:
             return
-        _set_rows(table, [_row(visit, n, shown) for n, shown in enumerate(reversed(snapshot.results))])
+        set_rows(table, [_row(visit, n, shown) for n, shown in enumerate(reversed(snapshot.results))])
 
     return changed
 
@@ -255,9 +253,3 @@ def _row(visit: Visit, number: int, shown: Any) -> dict[str, object]:
         "confidence": "" if shown.confidence is None else f"{shown.confidence:.2f}",
         "href": visit.link("/event", id=shown.event_id),
     }  # fmt: skip
-
-
-def _set_rows(table: ui.table, rows: list[dict[str, object]]) -> None:
-    """Sends them only if they changed: an update sends the whole table."""
-    if table.rows != rows:
-        table.rows = rows

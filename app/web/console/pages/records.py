@@ -6,19 +6,16 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
-from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord
 from nicegui import background_tasks, ui
 
-from app.errors import HeadraceError
 from app.web.console import show
 from app.web.console.context import Visit
-from app.web.console.parts import failing, whole_text
+from app.web.console.parts import FAILURES, columns, decoded, failing, set_rows, whole_value, why
 from app.web.console.roles import allowed
 from app.web.letters import Budget
-from app.web.scan import MAX_SHOWN_BYTES, Asked, Progress, decoded, scan
+from app.web.scan import Asked, Progress, Record, scan
 from app.web.topic_state import TopicState
 
 __all__ = ["Found", "Records"]
@@ -33,7 +30,6 @@ ALL = -1
 DRAW_S = 0.5
 """A page that is drawn sends all its rows, so it isn't with each piece that was read."""
 
-Record: TypeAlias = ConsumerRecord[bytes, bytes]
 _PLACE = re.compile(r"(\d{1,9})/(\d{1,18})")
 """Partition and offset."""
 
@@ -115,10 +111,9 @@ class Records:
 
     def _make_table(self) -> ui.table:
         names = ("time", "partition", "offset", "key", "value", "size")
-        columns = [{"name": n, "label": self._visit.t(f"col_{n}"), "field": n, "align": "left"} for n in names]
-        for column in columns:
-            column["classes"] = "mono"
-        table = ui.table(rows=[], columns=columns, row_key="id", pagination={"rowsPerPage": 50})
+        table = ui.table(
+            rows=[], columns=columns(self._visit, names, classes="mono"), row_key="id", pagination={"rowsPerPage": 50}
+        )
         table.props("dense flat bordered data-mark=records").classes("w-full cursor-pointer")
         table.on("row-click", allowed("viewer")(self._open), js_handler="(_, row) => emit(row.id)")
         return table
@@ -162,7 +157,7 @@ class Records:
 
     async def _scan(self, asked: Asked) -> None:
         self._stop.set_visibility(True)
-        key, why = "", ""
+        key, said = "", ""
         try:
             async with _turns:
                 done = await scan(self._visit.console.settings, asked, BUDGET, self._take)
@@ -171,12 +166,12 @@ class Records:
         except asyncio.CancelledError:
             key = "read_stopped"
             raise
-        except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
-            key, why = "read_failed", type(error).__name__
+        except FAILURES as error:
+            key, said = "read_failed", why(error)
         finally:
             if not self._said.is_deleted and self._task is asyncio.current_task():
                 self._draw()
-                self._tell(key, why)
+                self._tell(key, said)
                 self._stop.set_visibility(False)
 
     def _take(self, found: list[Record], progress: Progress) -> None:
@@ -190,16 +185,14 @@ class Records:
             self._tell("reading")
 
     def _draw(self) -> None:
-        rows = self._found.rows
-        if self._table.rows != rows:
-            self._table.rows = rows
+        set_rows(self._table, self._found.rows)
 
-    def _tell(self, key: str, why: str = "") -> None:
+    def _tell(self, key: str, failure: str = "") -> None:
         p = self._progress
         self._said.set_text(
             self._visit.t(
                 key, read=show.count(p.read), size=show.bytes_(p.bytes), seconds=f"{p.seconds:.1f} s",
-                found=show.count(len(self._found)), why=why,
+                found=show.count(len(self._found)), why=failure,
             )
         )  # fmt: skip
 
@@ -246,7 +239,7 @@ class Records:
             ui.label(self._visit.time(record.timestamp)).classes("text-caption")
             for name, value in (("col_key", record.key), ("col_value", record.value)):
                 ui.label(t(name)).classes("text-subtitle2")
-                self._whole(value)
+                whole_value(self._visit, value, height="50vh")
             ui.label(t("col_headers")).classes("text-subtitle2")
             if not record.headers:
                 ui.label(t("no_headers")).classes("opacity-60")
@@ -256,12 +249,3 @@ class Records:
                     ui.label(self._short(value)).classes("mono")
             ui.button(t("close"), on_click=dialog.close).props("flat no-caps data-mark=close")
         dialog.on("hide", dialog.delete)
-
-    def _whole(self, value: bytes | None) -> None:
-        kind, text = decoded(value)
-        if kind in ("null", "empty"):
-            ui.label(self._visit.t(kind)).classes("opacity-60")
-            return
-        whole_text(text, height="50vh")
-        if value is not None and len(value) > MAX_SHOWN_BYTES:
-            ui.label(self._visit.t("cut", size=show.bytes_(MAX_SHOWN_BYTES))).classes("text-negative")

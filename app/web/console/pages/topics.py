@@ -4,22 +4,19 @@ import logging
 import time
 from typing import Any
 
-from aiokafka.errors import KafkaError
 from nicegui import background_tasks, ui
 
-from app.errors import HeadraceError
 from app.topics import may_read
 from app.web.console import show
 from app.web.console.context import Visit
 from app.web.console.pages.records import Records
+from app.web.console.parts import FAILURES, columns, link_cells, why
 from app.web.console.roles import allowed
 from app.web.topic_state import GroupState, TopicState, groups_of, our_topics
 
 __all__ = ["build"]
 
 log = logging.getLogger("headrace.web")
-
-LINK = '<q-td :props="props"><a :href="props.row.href">{{ props.value }}</a></q-td>'
 
 
 async def build(visit: Visit) -> None:
@@ -34,16 +31,16 @@ async def build(visit: Visit) -> None:
 
 async def _ask(visit: Visit, into: ui.column, name: str | None) -> list[TopicState] | None:
     """The topics; None: Kafka isn't there, and that is said."""
+    found, failure = None, ""
     try:
         found = await our_topics(visit.console.settings, name)
-    except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
-        found = None
-        why = type(error).__name__
+    except FAILURES as error:
+        failure = visit.t("failed", why=why(error))
     if not into.is_deleted:
         into.clear()
-        if found is None:
+        if failure:
             with into:
-                ui.label(visit.t("failed", why=why)).classes("text-negative")
+                ui.label(failure).classes("text-negative")
     return found
 
 
@@ -59,7 +56,6 @@ async def _fill_all(visit: Visit, into: ui.column) -> None:
         await _fill_all(visit, into)
 
     names = ("topic", "what", "by", "partition", "span")
-    columns = [{"name": n, "label": visit.t(f"col_{n}"), "field": n, "align": "left", "sortable": True} for n in names]
     rows = [
         {
             "topic": s.name, "what": s.what, "by": s.written_by, "partition": len(s.ends), "span": s.span,
@@ -71,9 +67,11 @@ async def _fill_all(visit: Visit, into: ui.column) -> None:
         with ui.row().classes("items-center"):
             ui.label(visit.t("topics_note", time=visit.time(time.time() * 1000))).classes("text-caption opacity-60")
             ui.button(visit.t("refresh"), on_click=again).props("flat dense no-caps data-mark=refresh")
-        table = ui.table(rows=rows, columns=columns, row_key="topic", pagination={"rowsPerPage": 0})
+        table = ui.table(
+            rows=rows, columns=columns(visit, names, sortable=True), row_key="topic", pagination={"rowsPerPage": 0}
+        )
         table.props("dense flat bordered hide-bottom data-mark=topics").classes("w-full")
-        table.add_slot("body-cell-topic", LINK)
+        link_cells(table, "topic")
 
 
 async def _fill_one(visit: Visit, name: str, into: ui.column) -> None:
@@ -98,7 +96,7 @@ async def _fill_one(visit: Visit, name: str, into: ui.column) -> None:
             ui.label(visit.t("records_hidden")).classes("opacity-60").props("data-mark=hidden")
     try:
         found, whole = await groups_of(visit.console.settings, state)
-    except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+    except FAILURES as error:
         found, whole = [], False
         log.warning("console: groups can't be read (%s)", type(error).__name__)
     if not groups.is_deleted:
@@ -107,8 +105,9 @@ async def _fill_one(visit: Visit, name: str, into: ui.column) -> None:
 
 
 def _table(visit: Visit, names: tuple[str, ...], rows: list[dict[str, Any]], mark: str) -> None:
-    columns = [{"name": n, "label": visit.t(f"col_{n}"), "field": n, "align": "left", "classes": "num"} for n in names]
-    table = ui.table(rows=rows, columns=columns, row_key=names[0], pagination={"rowsPerPage": 0})
+    table = ui.table(
+        rows=rows, columns=columns(visit, names, classes="num"), row_key=names[0], pagination={"rowsPerPage": 0}
+    )
     table.props(f"dense flat bordered hide-bottom data-mark={mark}").style("max-height: 20rem")
 
 
