@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import httpx
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import RecordMetadata, TopicPartition
 from fastapi import FastAPI
 
@@ -18,11 +19,13 @@ __all__ = ["ListWriter", "client", "gateway_app", "token"]
 
 
 class ListWriter(Writer):
-    """Keeps what is written in a list; `down` makes it refuse, as if Kafka were away."""
+    """Keeps what is written in lists; `down` makes it refuse, as if Kafka were away."""
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.rows: list[tuple[str, Item]] = []
+        self.aside: list[tuple[str, bytes, bytes | None]] = []
+        """What is written beside events."""
         self.down = False
         self.failing: dict[str, Exception] = {}
         """By event_id, what Kafka says instead of an ack."""
@@ -43,7 +46,9 @@ class ListWriter(Writer):
         return found
 
     async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
-        """Nobody else is there to read it."""
+        if self.down:
+            raise KafkaConnectionError("away")
+        self.aside.append((topic, key, value))
 
 
 def gateway_app(**gateway: Any) -> tuple[FastAPI, ListWriter]:

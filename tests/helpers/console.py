@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import httpx
-from aiokafka.errors import KafkaConnectionError
 
 from app.settings import Settings, load
 from app.web.console.app import served
@@ -14,22 +13,9 @@ from app.web.console.sessions import COOKIE
 from app.web.users import ROLES, Role, User
 from tests.helpers.asgi import ListWriter
 
-__all__ = ["AuditWriter", "add_user", "browser", "console_app", "settings_with"]
+__all__ = ["add_user", "browser", "console_app", "settings_with"]
 
 ORIGIN = "http://console"
-
-
-class AuditWriter(ListWriter):
-    """Keeps what is written beside events; `down`: Kafka is away."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.aside: list[tuple[str, bytes, bytes | None]] = []
-
-    async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
-        if self.down:
-            raise KafkaConnectionError("away")
-        self.aside.append((topic, key, value))
 
 
 def settings_with(gateway: dict[str, Any] | None = None, **console: Any) -> Settings:

@@ -17,8 +17,9 @@ from app.web.console.guard import Guard
 from app.web.console.pages.letter import LetterPanel, edited_value
 from app.web.letters import Letters, Opened
 from models.events import Bad, Received
+from tests.helpers.asgi import ListWriter
 from tests.helpers.console import console_app
-from tests.unit.test_console_roles import AuditWriter, page_of
+from tests.unit.test_console_roles import page_of
 
 
 def opened(value: bytes | None, topic: str = "raw-events", reason: str = "bad-decision") -> Opened:
@@ -44,9 +45,9 @@ class Fake(Letters):
 
 
 @pytest.fixture
-async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Guard, Console, AuditWriter]]:
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Guard, Console, ListWriter]]:
     app, console = console_app()
-    console.writer = writer = AuditWriter(console.settings)
+    console.writer = writer = ListWriter(console.settings)
 
     async def yes(*asked: Any) -> bool:
         return True
@@ -56,7 +57,7 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Guard, 
         yield app, console, writer
 
 
-async def shown(served: tuple[Guard, Console, AuditWriter], user: str, held: Opened) -> tuple[LetterPanel, Fake, Visit]:
+async def shown(served: tuple[Guard, Console, ListWriter], user: str, held: Opened) -> tuple[LetterPanel, Fake, Visit]:
     """The panel with this dead letter, as a user sees it."""
     app, console, _ = served
     client, visit = await page_of(app, console, user)

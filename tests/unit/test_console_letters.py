@@ -15,8 +15,9 @@ from app.web.console.context import Console
 from app.web.console.guard import Guard
 from app.web.console.pages.letters import View
 from app.web.letters import Budget, Found, Group, Letters, Wanted
+from tests.helpers.asgi import ListWriter
 from tests.helpers.console import console_app
-from tests.unit.test_console_roles import AuditWriter, page_of
+from tests.unit.test_console_roles import page_of
 
 
 def group(topic: str = "raw-events", count: int = 3, *, mixed: bool = False) -> Group:
@@ -67,7 +68,7 @@ class Served:
     """A console, and what its pages asked before they acted."""
 
     def __init__(self, app: Guard, console: Console) -> None:
-        self.app, self.console, self.writer = app, console, AuditWriter(console.settings)
+        self.app, self.console, self.writer = app, console, ListWriter(console.settings)
         console.writer, self.questions, self.answer = self.writer, list[str](), True
 
     async def confirmed(self, visit: Any, question: str, detail: str, yes: str) -> bool:

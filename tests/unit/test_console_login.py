@@ -16,7 +16,8 @@ from app.web.console.attempts import MOST, Attempts
 from app.web.console.login import safe_next
 from app.web.console.sessions import Sessions
 from app.web.users import ROLES, UserBook, hash_password, may, verify_password
-from tests.helpers.console import AuditWriter, add_user, browser, console_app, settings_with
+from tests.helpers.asgi import ListWriter
+from tests.helpers.console import add_user, browser, console_app, settings_with
 
 PASSWORD = "a long enough password"
 
@@ -253,7 +254,7 @@ async def test_who_is_logged_in_already_goes_on_without_the_token() -> None:
 
 async def test_a_wait_is_audited() -> None:
     app, console = console_app(settings_with(login_failures=2))
-    console.writer = writer = AuditWriter(console.settings)
+    console.writer = writer = ListWriter(console.settings)
     async with browser(app, console) as http:
         for _ in range(3):
             await http.post("/login", data={"user": "ada", "password": "wrong"})

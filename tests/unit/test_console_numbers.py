@@ -1,16 +1,19 @@
 """What the console makes of the workers' metrics: sums, rates, an hour of points; unknown is not zero."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import aiokafka
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
+from app import metrics
 from app.settings import load
 from app.web.announce import Worker
 from app.web.console import show
-from app.web.console.numbers import Counters, Numbers, merge, parse
+from app.web.console.numbers import WANTED, Counters, Numbers, merge, parse
 from app.web.console.snapshots import OUTCOMES, POINTS, Snapshots
 from app.web.console.tail import Tail
 from app.web.problems import Problem
@@ -129,6 +132,14 @@ def test_of_a_budget_the_ledger_tells_what_is_spent_and_of_other_tasks_the_metri
     )
     assert numbers.day_cost_usd == 4.25
     assert Numbers({}).day_cost_usd is None
+
+
+def test_what_is_parsed_is_what_pages_ask_for_and_what_workers_have() -> None:
+    families = [family for metric in metrics.ALL for family in metric.describe()]
+    ours = {each.name + ("_total" if each.type == "counter" else "") for each in families}
+    sources = "".join(path.read_text() for path in Path(show.__file__).parent.rglob("*.py"))
+    asked = set(re.findall(r'"(headrace_\w+)"', re.sub(r"WANTED = \([^)]*\)", "", sources))) & ours
+    assert asked == set(WANTED)
 
 
 async def test_a_kafka_that_hangs_does_not_hold_up_the_looks(

@@ -18,8 +18,9 @@ from app.web.console.guard import Guard
 from app.web.console.pages.review import FRESH_S, LOOKS_AGAIN_S, View
 from app.web.console.roles import allowed
 from app.web.workers import Answer, Workers
+from tests.helpers.asgi import ListWriter
 from tests.helpers.console import console_app
-from tests.unit.test_console_roles import AuditWriter, page_of
+from tests.unit.test_console_roles import page_of
 
 
 class Queue(Workers):
@@ -65,7 +66,7 @@ class Served:
 
     def __init__(self, app: Guard, console: Console) -> None:
         self.app, self.console = app, console
-        self.writer = AuditWriter(console.settings)
+        self.writer = ListWriter(console.settings)
         self.writer.partitions = lambda topic: 1  # type: ignore[method-assign]  # no Kafka tells it
         console.writer, self.queue = self.writer, Queue("e0", "e1", "e2")
         console.desk = Desk(console.settings, self.queue, self.writer)

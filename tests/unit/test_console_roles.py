@@ -13,13 +13,14 @@ from app.web.console.audit import audit
 from app.web.console.context import Console, Visit, visit_of
 from app.web.console.guard import Guard
 from app.web.console.roles import allowed
-from tests.helpers.console import AuditWriter, add_user, browser, console_app
+from tests.helpers.asgi import ListWriter
+from tests.helpers.console import add_user, browser, console_app
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[tuple[Guard, Console, AuditWriter]]:
+async def served() -> AsyncIterator[tuple[Guard, Console, ListWriter]]:
     app, console = console_app()
-    console.writer = writer = AuditWriter(console.settings)
+    console.writer = writer = ListWriter(console.settings)
     async with shell().router.lifespan_context(shell()):
         yield app, console, writer
 
@@ -34,7 +35,7 @@ async def page_of(app: Guard, console: Console, user: str) -> tuple[Client, Visi
     return client, visit
 
 
-async def test_a_role_is_looked_at_when_the_handler_runs(served: tuple[Guard, Console, AuditWriter]) -> None:
+async def test_a_role_is_looked_at_when_the_handler_runs(served: tuple[Guard, Console, ListWriter]) -> None:
     app, console, _ = served
     client, _ = await page_of(app, console, "operator")
     done: list[str] = []
@@ -52,7 +53,7 @@ async def test_a_role_is_looked_at_when_the_handler_runs(served: tuple[Guard, Co
     assert done == ["once", "seen"]
 
 
-async def test_what_is_done_is_audited_before_and_not_done_without(served: tuple[Guard, Console, AuditWriter]) -> None:
+async def test_what_is_done_is_audited_before_and_not_done_without(served: tuple[Guard, Console, ListWriter]) -> None:
     app, console, writer = served
     client, visit = await page_of(app, console, "admin")
     done: list[int] = []
@@ -76,7 +77,7 @@ async def test_what_is_done_is_audited_before_and_not_done_without(served: tuple
 
 
 async def test_a_page_of_a_session_that_ended_hears_nothing_more(
-    served: tuple[Guard, Console, AuditWriter], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Guard, Console, ListWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, console, writer = served
     client, visit = await page_of(app, console, "admin")
@@ -100,7 +101,7 @@ async def test_a_page_of_a_session_that_ended_hears_nothing_more(
 
 
 async def test_a_socket_shakes_hands_for_pages_of_its_own_session_alone(
-    served: tuple[Guard, Console, AuditWriter], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Guard, Console, ListWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, console, _ = served
     client, visit = await page_of(app, console, "admin")
@@ -122,7 +123,7 @@ async def test_a_socket_shakes_hands_for_pages_of_its_own_session_alone(
     client.handle_disconnect("sid")
 
 
-async def test_a_removed_user_s_pages_are_closed(served: tuple[Guard, Console, AuditWriter]) -> None:
+async def test_a_removed_user_s_pages_are_closed(served: tuple[Guard, Console, ListWriter]) -> None:
     import asyncio
 
     app, console, _ = served

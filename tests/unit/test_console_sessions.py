@@ -9,7 +9,8 @@ from nicegui import Client
 from app.web.console.context import Console, visit_of
 from app.web.console.guard import Guard
 from app.web.users import hash_password
-from tests.helpers.console import AuditWriter, add_user, browser, console_app, settings_with
+from tests.helpers.asgi import ListWriter
+from tests.helpers.console import add_user, browser, console_app, settings_with
 
 PASSWORD = "a long enough password"
 SECRET = "x" * 32
@@ -110,7 +111,7 @@ async def test_cookies_are_secure_wherever_https_is_seen() -> None:
 
 async def test_a_logout_is_written_until_kafka_has_it() -> None:
     _, console = console_app()
-    console.writer = writer = AuditWriter(console.settings)
+    console.writer = writer = ListWriter(console.settings)
     session, cookie = console.sessions.begin(console.book.entries["viewer"])
     writer.down = True
     await console.end_session(session)
@@ -126,7 +127,7 @@ async def test_records_of_old_sessions_go_until_the_first_that_can_t() -> None:
     _, console = console_app()
     asked: list[bytes] = []
 
-    class Slow(AuditWriter):
+    class Slow(ListWriter):
         async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
             asked.append(key)
             raise TimeoutError
@@ -142,7 +143,7 @@ async def test_pages_are_closed_while_kafka_takes_nothing() -> None:
 
     app, console = console_app()
 
-    class Hanging(AuditWriter):
+    class Hanging(ListWriter):
         async def send_aside(self, topic: str, key: bytes, value: bytes | None, partition: int = 0) -> None:
             await asyncio.Event().wait()
 

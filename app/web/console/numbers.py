@@ -8,12 +8,13 @@ __all__ = ["Counters", "Growth", "Numbers", "Samples", "merge", "parse", "summed
 WANTED = (
     "headrace_records_in_total", "headrace_outcomes_total", "headrace_lag_records", "headrace_open_items",
     "headrace_oldest_open_seconds", "headrace_partitions_stopped", "headrace_lane_failures_total",
-    "headrace_records_lost_total", "headrace_breaker_open", "headrace_provider_refusals_total", "headrace_day_cost_usd",
-    "headrace_day_tokens", "headrace_budget_usd", "headrace_model_cost_usd_total", "headrace_model_calls_total",
-    "headrace_restore_remaining_records", "headrace_state_bytes",
+    "headrace_breaker_open", "headrace_provider_refusals_total", "headrace_day_cost_usd", "headrace_budget_usd",
+    "headrace_model_cost_usd_total",
 )  # fmt: skip
 """All else is left out before it is parsed: buckets of histograms are most of a page."""
 
+SEEN_BY_MANY = ("headrace_oldest_open_seconds", "headrace_breaker_open")
+"""One thing that several workers tell of: not to be added up."""
 GONE_S = 3600.0
 """A worker that was silent for so long is forgotten: sums are over an hour at most."""
 
@@ -38,8 +39,7 @@ def merge(pages: list[Samples]) -> Samples:
     for page in pages:
         for series, value in page.items():
             before = merged.get(series, 0.0)
-            together = max if series[0] in ("headrace_oldest_open_seconds", "headrace_breaker_open") else float.__add__
-            merged[series] = together(before, value)
+            merged[series] = max(before, value) if series[0] in SEEN_BY_MANY else before + value
     return merged
 
 
@@ -117,14 +117,8 @@ class Numbers(msgspec.Struct, frozen=True):
     @property
     def day_cost_usd(self) -> float | None:
         """What models cost today: of tasks with a budget as the ledger has it, which outlasts workers; of others by metrics."""
-        settled = {task: self.total("headrace_budget_usd", task=task, kind="settled") for task in self._budgets}
-        others = [cost for task, cost in self.by("headrace_day_cost_usd", "task").items() if task not in settled]
-        known = [*(cost for cost in settled.values() if cost is not None), *others]
-        return sum(known) if known else None
-
-    @property
-    def _budgets(self) -> set[str]:
-        return set(self.by("headrace_budget_usd", "task"))
+        cost = self.by("headrace_day_cost_usd", "task") | self.by("headrace_budget_usd", "task", kind="settled")
+        return sum(cost.values()) if cost else None
 
     @property
     def events_in(self) -> float | None:

@@ -1,20 +1,18 @@
 """The newest results, sampled: at 30,000 a second nobody reads them all, and reading them would cost a core."""
 
-import logging
+import contextlib
 import time
 from collections import deque
-from typing import Any
 
 import aiokafka
 import msgspec
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from app.kafka import client_kwargs
+from app.delivery.probe import probe
 from app.settings import Settings
+from app.web.follow import UNREADABLE
 
 __all__ = ["Shown", "Tail"]
-
-log = logging.getLogger("headrace.web")
 
 KEPT = 50
 FETCH_MS = 150
@@ -44,6 +42,7 @@ class Tail:
     def __init__(self, settings: Settings) -> None:
         self._settings, self._topic = settings, settings.topic("ai-results")
         self._consumer: aiokafka.AIOKafkaConsumer | None = None
+        self._open = contextlib.AsyncExitStack()
         self._seen: dict[TopicPartition, int] = {}
         self.kept: deque[Shown] = deque(maxlen=KEPT)
         """The newest last."""
@@ -61,10 +60,10 @@ class Tail:
         for tp in moved:
             consumer.seek(tp, max(self._seen.get(tp, 0), ends[tp] - KEPT))
             consumer.resume(tp)
-        until, found = time.monotonic() + FETCH_MS / 1000, []
+        until, most, found = time.monotonic() + FETCH_MS / 1000, KEPT * partitions, []
         waiting = set(moved)
         while waiting and (left_ms := int((until - time.monotonic()) * 1000)) > 0:
-            for tp, records in (await consumer.getmany(*waiting, timeout_ms=left_ms)).items():
+            for tp, records in (await consumer.getmany(*waiting, timeout_ms=left_ms, max_records=most)).items():
                 found += records[-KEPT:]
                 if await consumer.position(tp) >= ends[tp]:
                     waiting.discard(tp)
@@ -76,15 +75,7 @@ class Tail:
 
     async def _opened(self, partitions: int) -> aiokafka.AIOKafkaConsumer:
         if self._consumer is None:
-            consumer: Any = aiokafka.AIOKafkaConsumer(
-                group_id=None, enable_auto_commit=False, isolation_level="read_committed", fetch_max_wait_ms=50,
-                max_poll_records=KEPT * partitions, **client_kwargs(self._settings.kafka),
-            )  # fmt: skip
-            try:
-                await consumer.start()
-            except BaseException:  # also when it took too long: its tasks would go on
-                await consumer.stop()
-                raise
+            consumer = await self._open.enter_async_context(probe(self._settings.kafka))
             tps = [TopicPartition(self._topic, p) for p in range(partitions)]
             consumer.assign(tps)
             consumer.pause(*tps)
@@ -93,16 +84,15 @@ class Tail:
 
     async def close(self) -> None:
         """Nobody looks any more."""
-        if self._consumer is not None:
-            consumer, self._consumer = self._consumer, None
-            await consumer.stop()
+        self._consumer = None
+        await self._open.aclose()
 
 
 def show(record: ConsumerRecord[bytes, bytes]) -> Shown | None:
     """A result as it is shown; None: it can't be read."""
     try:
         shown = _decode(record.value or b"")
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     shown.at_ms = record.timestamp
     return shown

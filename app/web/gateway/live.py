@@ -20,6 +20,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from app.delivery.probe import probe
 from app.kafka import KAFKA_FAILURES
 from app.settings import Settings
+from app.web.follow import UNREADABLE
 
 __all__ = ["BadPlace", "Filter", "Live", "NotReachable", "Offered", "Reader", "SlowReader", "read_place"]
 
@@ -324,5 +325,5 @@ def seen_of(value: Any) -> Filtered | None:
     """What filters look at, of a result that can be read."""
     try:
         return _decode(value) if value else None
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
