@@ -47,7 +47,7 @@ def create(scopes: Sequence[Scope], name: str) -> None:
 @keys.command("list")
 def list_() -> None:
     """List all keys, revoked ones too; never the keys themselves."""
-    for key in sorted(run(_read).keys.values(), key=lambda key: key.created_ms):
+    for key in sorted(run(_read).entries.values(), key=lambda key: key.created_ms):
         state = f"revoked {shown_time(key.revoked_ms)}" if key.revoked_ms else "in use"
         click.echo(f"{key.id}  {','.join(key.scopes):20}  made {shown_time(key.created_ms)}  {state}  {key.name}")
 
@@ -59,7 +59,7 @@ def revoke(key_id: str) -> None:
     wanted = key_id.removeprefix("hr_").partition("_")[0]
 
     async def work() -> ApiKey:
-        key = (await _read()).keys.get(wanted)
+        key = (await _read()).entries.get(wanted)
         if key is None:
             raise HeadraceError(f"there is no key with id {wanted}; `headrace keys list` shows them")
         if not key.revoked_ms:

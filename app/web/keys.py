@@ -16,7 +16,7 @@ import msgspec
 from app.settings_web import Scope
 from app.web.roster import Roster
 
-__all__ = ["SCOPES", "ApiKey", "KeyRing", "encode_key", "new_key"]
+__all__ = ["SCOPES", "ApiKey", "KeyRing", "new_key"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -39,9 +39,6 @@ class ApiKey(msgspec.Struct, kw_only=True, frozen=True):
         return scope in self.scopes or "admin" in self.scopes
 
 
-encode_key = msgspec.json.Encoder().encode
-
-
 def new_key(scopes: Iterable[Scope], name: str, now_ms: int) -> tuple[str, ApiKey]:
     """The token, which is shown once and stored nowhere, and what is stored of it."""
     key_id = secrets.token_hex(6)
@@ -56,19 +53,15 @@ class KeyRing(Roster[ApiKey]):
     def __init__(self) -> None:
         super().__init__(ApiKey, lambda key: key.id)
 
-    @property
-    def keys(self) -> dict[str, ApiKey]:
-        return self.entries
-
     def holds(self, key_id: str) -> bool:
         """The key is still there and not revoked: asked by what began with it and goes on."""
-        key = self.keys.get(key_id)
+        key = self.entries.get(key_id)
         return key is not None and not key.revoked_ms
 
     def find(self, token: str) -> ApiKey | None:
         """The key that a token is of, unless it is unknown or revoked."""
         match = _TOKEN.fullmatch(token)
-        key = self.keys.get(match[1]) if match else None
+        key = self.entries.get(match[1]) if match else None
         if key is None or key.revoked_ms:
             return None
         digest = hashlib.sha256(token.encode()).hexdigest()

@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from app.broker.kafka import EmbeddedKafka
-from app.web.users import ROLES, User, _hasher
+from app.web.users import ROLES, User, hash_password
 from tests.helpers import topics
 from tests.helpers.debian import needed, on_path
 from tests.helpers.gateway import WebProcess
@@ -160,9 +160,9 @@ def browser(driver: webdriver.Chrome, console: WebProcess) -> Iterator[Browser]:
     assert errors == []
 
 
-def users() -> list[tuple[bytes | None, bytes | None]]:
+async def users() -> list[tuple[bytes | None, bytes | None]]:
     """One user a role, called as it."""
-    now, hashed = int(time.time() * 1000), _hasher().hash(PASSWORD)
+    now, hashed = int(time.time() * 1000), await hash_password(PASSWORD)
     made = [User(name=role, role=role, password=hashed, created_ms=now, changed_ms=now) for role in ROLES]
     return [(user.name.encode(), msgspec.json.encode(user)) for user in made]
 
@@ -177,7 +177,7 @@ def console_topics(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
 
     async def make() -> None:
         await topics.create(kafka.bootstrap, f"{prefix}console-users", 1)
-        await topics.produce(kafka.bootstrap, f"{prefix}console-users", users())
+        await topics.produce(kafka.bootstrap, f"{prefix}console-users", await users())
 
     asyncio.run(make())
     return prefix

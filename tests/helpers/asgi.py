@@ -64,7 +64,7 @@ def gateway_app(**gateway: Any) -> tuple[FastAPI, ListWriter]:
 def token(app: FastAPI, scopes: Iterable[Scope]) -> str:
     """A key that the application knows."""
     made, key = new_key(scopes, "test", 0)
-    app.state.gateway.ring.keys[key.id] = key
+    app.state.gateway.ring.entries[key.id] = key
     return made
 
 

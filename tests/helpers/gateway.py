@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from app.settings_web import Scope
-from app.web.keys import encode_key, new_key
+from app.web.keys import new_key
 from tests.helpers import topics
 from tests.helpers.processes import clean_environment, free_port, wait_until
 
@@ -70,7 +71,9 @@ class WebProcess:
         """A new API key, written as `headrace keys create` does, and known to this gateway."""
         token, key = new_key(scopes, "test", int(time.time() * 1000))
         topic = f"{self.env['HEADRACE_KAFKA__TOPIC_PREFIX']}api-keys"
-        await topics.produce(self.env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"], topic, [(key.id.encode(), encode_key(key))])
+        await topics.produce(
+            self.env["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"], topic, [(key.id.encode(), msgspec.json.encode(key))]
+        )
         async with self.client(token) as http:
             while (await http.get("/metrics")).status_code == 401:  # until the gateway has read it
                 await asyncio.sleep(0.02)

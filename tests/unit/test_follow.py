@@ -128,7 +128,7 @@ def test_a_key_whose_hash_is_no_ascii_is_nobody_s() -> None:
     token, key = new_key(["read"], "", 0)
     stored = {"id": key.id, "sha256": "ä", "scopes": ["read"], "created_ms": 0}
     ring.apply(record(key.id.encode(), json.dumps(stored).encode()))
-    assert key.id in ring.keys
+    assert key.id in ring.entries
     assert ring.find(token) is None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,18 @@ from hypothesis import strategies as st
 
 from app.settings import load
 from app.web.gateway import live
-from app.web.gateway.live import BadPlace, Filter, Filtered, Live, Reader, SlowReader, read_place, write_place
-from app.web.gateway.streams import _gone, _offers, _RevokedError
+from app.web.gateway.live import (
+    BadPlace,
+    Filter,
+    Filtered,
+    Live,
+    NotReachable,
+    Reader,
+    SlowReader,
+    read_place,
+    write_place,
+)
+from app.web.gateway.streams import _Events, _gone, _offers, _RevokedError, _send_results
 from app.web.keys import new_key
 from tests.helpers.asgi import client, gateway_app
 
@@ -200,7 +211,7 @@ async def test_a_revoked_key_ends_the_stream_that_it_began(monkeypatch: pytest.M
     app, _ = gateway_app()
     gateway = app.state.gateway
     _, key = new_key(["read"], "test", 0)
-    gateway.ring.keys[key.id] = key
+    gateway.ring.entries[key.id] = key
 
     async def nothing(reader: Any) -> AsyncIterator[Any]:
         for each in ():
@@ -212,7 +223,7 @@ async def test_a_revoked_key_ends_the_stream_that_it_began(monkeypatch: pytest.M
     reader.offer(0, 1, RESULT, Filtered())
     offers = _offers(gateway, key.id, reader)
     assert (await anext(offers)).place == "0-1"
-    gateway.ring.keys[key.id] = msgspec.structs.replace(key, revoked_ms=1)
+    gateway.ring.entries[key.id] = msgspec.structs.replace(key, revoked_ms=1)
     with pytest.raises(_RevokedError):
         await anext(offers)
 
@@ -225,3 +236,32 @@ async def test_a_client_that_has_gone_is_asked_nothing_more() -> None:
 
     await _gone(receive, "websocket.disconnect")
     assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "why"),
+    [(SlowReader(), 4408, "slow reader"), (NotReachable(), 1013, "Kafka isn't reachable"),
+     (_RevokedError(), 1008, "unknown-key")],
+)  # fmt: skip
+async def test_a_stream_that_ends_says_why_in_either_protocol(error: Exception, code: int, why: str) -> None:
+    @contextlib.asynccontextmanager
+    async def reading(*_: Any) -> AsyncIterator[None]:
+        raise error
+        yield
+
+    sent: list[bytes] = []
+    closed: list[tuple[int, str]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    async def close(*given: Any) -> None:
+        closed.append(given)
+
+    gateway: Any = SimpleNamespace(settings=load(), live=SimpleNamespace(reading=reading))
+    await _Events(gateway, "key", Filter(), None)({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    socket: Any = SimpleNamespace(close=close)
+    await _send_results(socket, gateway, "key", Filter(), None)
+    event, data = sent[-1].decode().splitlines()[:2]
+    assert (event, json.loads(data.removeprefix("data: "))) == ("event: closed", {"code": code, "reason": why})
+    assert closed == [(code, why)]

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
@@ -95,6 +96,14 @@ class _RevokedError(Exception):
     """The key with which the stream began isn't one any more."""
 
 
+ENDINGS: dict[type[Exception], tuple[int, str]] = {
+    SlowReader: (SLOW, "slow reader"),
+    NotReachable: (TRY_AGAIN_LATER, "Kafka isn't reachable"),
+    _RevokedError: (POLICY, "unknown-key"),
+}
+"""Code and reason with which a stream is closed."""
+
+
 async def _send_results(socket: WebSocket, gateway: Gateway, key_id: str, wanted: Filter, place: Place | None) -> None:
     limits = gateway.settings.gateway
     code, why = GOING_AWAY, "stopping"
@@ -104,12 +113,10 @@ async def _send_results(socket: WebSocket, gateway: Gateway, key_id: str, wanted
                 text = _message(offered, reader)
                 async with asyncio.timeout(limits.send_timeout_s):
                     await socket.send_text(text)
-    except (SlowReader, TimeoutError):
-        code, why = SLOW, "slow reader"
-    except NotReachable:
-        code, why = TRY_AGAIN_LATER, "Kafka isn't reachable"
-    except _RevokedError:
-        code, why = POLICY, "unknown-key"
+    except TimeoutError:
+        code, why = ENDINGS[SlowReader]
+    except tuple(ENDINGS) as error:
+        code, why = ENDINGS[type(error)]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1):
             await socket.close(code, why)
@@ -195,12 +202,9 @@ class _Events(Response):
             async with self._gateway.live.reading(self._wanted, self._place) as reader:
                 async for offered in _offers(self._gateway, self._key_id, reader):
                     await self._write(send, _event(offered, reader))
-        except SlowReader:
-            last = b'event: closed\ndata: {"code":4408,"reason":"slow reader"}\n\n'
-        except NotReachable:
-            last = b'event: closed\ndata: {"code":1013,"reason":"Kafka is not reachable"}\n\n'
-        except _RevokedError:
-            last = b'event: closed\ndata: {"code":1008,"reason":"unknown-key"}\n\n'
+        except tuple(ENDINGS) as error:
+            code, why = ENDINGS[type(error)]
+            last = b"event: closed\ndata: " + msgspec.json.encode({"code": code, "reason": why}) + b"\n\n"
         except TimeoutError:
             return  # it takes nothing at all: the connection is closed without a word
         await self._write(send, last, more=False)
