@@ -26,7 +26,7 @@ from app.settings_web import LOOPBACK
 from app.waiting import poll
 from app.web import roster
 from app.web.announce import http_url
-from app.web.console.numbers import Numbers, parse
+from app.web.numbers import Numbers, parse
 from app.web.users import UserBook
 
 __all__ = ["run"]

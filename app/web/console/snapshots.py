@@ -14,8 +14,8 @@ from nicegui import Event
 from app.kafka import KAFKA_FAILURES
 from app.settings import Settings
 from app.web.announce import Worker
-from app.web.console.numbers import Counters, Growth, Numbers, Samples, merge, parse, summed
 from app.web.console.tail import Shown, Tail
+from app.web.numbers import Counters, Growth, Numbers, Samples, merge, parse, summed
 from app.web.problems import Problem
 from app.web.workers import Answer, Workers
 from app.web.writer import Writer

@@ -7,11 +7,11 @@ from nicegui import ui
 
 from app.web.console import show
 from app.web.console.context import Visit
-from app.web.console.numbers import Numbers
 from app.web.console.pages.charts import Charts
 from app.web.console.parts import columns, link_cells, set_rows
 from app.web.console.snapshots import OUTCOMES, TIERS, Snapshot
 from app.web.console.tail import KEPT
+from app.web.numbers import Numbers
 
 __all__ = ["build"]
 
