@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 import aiokafka
 import msgspec
 from aiokafka.errors import KafkaError, ProducerFenced
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import TopicPartition
 
+from agents.markers import Marker, Markers
 from app import topics
 from app.delivery.outbox import Row, size_of
 from app.delivery.partitions import partition_for
-from app.delivery.probe import probe, read_tail
 from app.delivery.transaction import acknowledged, in_transaction, new_producer, send_rows
+from app.delivery.probe import bounds, probe, read_tail
 from app.errors import BrokerError
-from app.logic.redrive import DeadLetter, Selection, examine, position_of
+from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import Settings
 
-__all__ = ["Marker", "Redrive", "Tally", "editable_of", "group_of", "marker_of", "may_edit", "targets_of"]
+__all__ = ["MAX_ATTEMPTS", "OnProgress", "Redrive", "Tally", "editable_of", "group_of", "may_edit", "targets_of"]
 
 log = logging.getLogger("headrace.redrive")
 
@@ -34,23 +35,16 @@ CHUNK_RECORDS = 500
 CHUNK_BYTES = 2 << 20
 """A transaction of this size takes a fraction of a second, so that it can be cut off at any time."""
 
+MAX_ATTEMPTS = 5
+"""What came back so often isn't sent again before somebody finds out why."""
+
+OnProgress = Callable[[int, int], None]
+"""Told how many records of the dead letter topic were looked at, and how many there are."""
 Group = tuple[str, str, str]
 """Reason, stage and topic that it goes to."""
 
 
-class Marker(msgspec.Struct, kw_only=True):
-    """A record on `redriven`; the key is the dead letter's `partition/offset`."""
-
-    letter_ms: int
-    """The dead letter's timestamp: another one at this place (the topic was made anew) isn't meant."""
-    at_ms: int
-    to: str
-    """The topic; empty when it was discarded."""
-    attempt: int
-
-
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Marker).decode
 
 
 def targets_of(settings: Settings) -> set[str]:
@@ -68,20 +62,6 @@ def editable_of(settings: Settings) -> set[str]:
 def may_edit(letter: DeadLetter, editable: Set[str]) -> bool:
     """Whether it may be sent back with another value: what a stage made isn't to be made up."""
     return letter.topic in editable and not letter.is_output
-
-
-def marker_of(record: ConsumerRecord[bytes, bytes]) -> tuple[str, Marker | None] | None:
-    """The position that a record of `redriven` is about, and what became of it; None: it isn't a record of ours."""
-    position = (record.key or b"").decode("utf-8", "replace")
-    if position_of(position) is None:
-        return None
-    if record.value is None:
-        return position, None
-    try:
-        return position, _decode(record.value)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        log.warning("%s/%d is no marker and is left out (%s)", record.topic, record.offset, type(error).__name__)
-        return None
 
 
 def group_of(letter: DeadLetter) -> Group:
@@ -111,7 +91,7 @@ class Redrive:
         selection: which dead letters.
         max_attempts: one that came back so often stays where it is.
         rate_per_s: records a second; 0: as fast as it goes.
-        progress: called with how many records of the dead letter topic were looked at, and how many there are.
+        progress: how far it is.
         edited: values that are sent instead of those that were received, by position.
         withheld: topics that nothing is sent to in this run.
     """
@@ -123,15 +103,16 @@ class Redrive:
         *,
         max_attempts: int,
         rate_per_s: float = 0.0,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: OnProgress | None = None,
         edited: Mapping[str, bytes | None] | None = None,
         withheld: Set[str] = frozenset(),
     ) -> None:
         self._settings, self._selection, self._edited = settings, selection, edited or {}
-        self._max_attempts, self._rate, self._progress = max_attempts, rate_per_s, progress
-        self._dead, self._markers = settings.topic("dead-letter"), settings.topic("redriven")
+        self._max_attempts, self._rate = max_attempts, rate_per_s
+        self._progress = progress or (lambda done, total: None)
+        self._dead, self._redriven = settings.topic("dead-letter"), settings.topic("redriven")
         self._targets, self._editable, self._withheld = targets_of(settings), editable_of(settings), withheld
-        self._done: dict[str, int] = {}
+        self._markers = Markers(settings)
         self._counts: dict[str, int] = {}
         self.tally = Tally()
 
@@ -188,24 +169,8 @@ class Redrive:
 
     async def _learn(self) -> None:
         """Reads the markers, and how many partitions there are."""
-        self._counts = await topics.counts(self._settings, [self._dead, self._markers, *self._targets])
-        async with probe(self._settings.kafka) as consumer:
-            if self._markers in self._counts:
-                markers = TopicPartition(self._markers, 0)
-                start = (await consumer.beginning_offsets([markers]))[markers]
-                end = (await consumer.end_offsets([markers]))[markers]
-                async for record in read_tail(consumer, markers, start, end):
-                    self._take_marker(record)
-
-    def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
-        found = marker_of(record)
-        if found is None:
-            return
-        position, marker = found
-        if marker is None:
-            self._done.pop(position, None)
-        else:
-            self._done[position] = marker.letter_ms
+        self._counts = await topics.counts(self._settings, [self._dead, *self._targets])
+        await self._markers.read()
 
     async def _letters(self, *, discard: bool = False) -> AsyncIterator[DeadLetter]:
         """What is selected and may be moved (or discarded), partition by partition."""
@@ -226,26 +191,14 @@ class Redrive:
         self, consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition]
     ) -> list[tuple[TopicPartition, int, int]]:
         """What is to be read: from an offset up to another."""
-        starts, ends = await self._bounds(consumer, tps)
+        whole = await bounds(consumer, tps, self._selection.since_ms)
         if self._selection.positions is None:
-            return [(tp, starts[tp], ends[tp]) for tp in tps]
+            return [(tp, start, end) for tp, (start, end) in whole.items()]
         places = [(TopicPartition(self._dead, p), offset) for p, offset in self._selection.positions]
-        return [(tp, at, at + 1) for tp, at in places if tp in ends and starts[tp] <= at < ends[tp]]
-
-    async def _bounds(
-        self, consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition]
-    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        if not tps:
-            return {}, {}
-        starts = dict(await consumer.beginning_offsets(tps))
-        ends = dict(await consumer.end_offsets(tps))
-        if self._selection.since_ms is not None:
-            found = await consumer.offsets_for_times(dict.fromkeys(tps, self._selection.since_ms))
-            starts = {tp: ends[tp] if found.get(tp) is None else max(starts[tp], found[tp].offset) for tp in tps}
-        return starts, ends
+        return [(tp, at, at + 1) for tp, at in places if tp in whole and whole[tp][0] <= at < whole[tp][1]]
 
     def _may_move(self, letter: DeadLetter, *, discard: bool) -> bool:
-        if self._done.get(letter.position) == letter.at_ms:
+        if self._markers.of(letter) is not None:
             self.tally.already += 1
         elif discard:
             return True
@@ -283,7 +236,7 @@ class Redrive:
                 rows.setdefault(place, []).append((letter.key, self._value(letter), list(letter.headers)))
             marker = Marker(letter_ms=letter.at_ms, at_ms=now_ms, to=to, attempt=attempt)
             markers.append((letter.position.encode(), _encode(marker), []))
-        rows[self._markers, 0] = markers
+        rows[self._redriven, 0] = markers
         await _write(producer, rows)
         for letter in letters:
             self.tally.moved[group_of(letter)] += 1
@@ -302,13 +255,9 @@ class Redrive:
         tps = [TopicPartition(self._dead, p) for p in range(self._counts.get(self._dead, 0))]
         async with probe(self._settings.kafka) as consumer:
             starts = {tp.partition: at for tp, at in (await consumer.beginning_offsets(tps)).items()} if tps else {}
-        old: list[Row] = []
-        for position in self._done:
-            place = position_of(position)
-            if place is not None and place[1] < starts.get(place[0], 0):
-                old.append((position.encode(), None, []))
+        old: list[Row] = [(position.encode(), None, []) for position in self._markers.before(starts)]
         for at in range(0, len(old), CHUNK_RECORDS):
-            await _write(producer, {(self._markers, 0): old[at : at + CHUNK_RECORDS]})
+            await _write(producer, {(self._redriven, 0): old[at : at + CHUNK_RECORDS]})
 
 
 async def _write(producer: aiokafka.AIOKafkaProducer, rows: dict[tuple[str, int], list[Row]]) -> None:

@@ -7,7 +7,7 @@ import click
 from faust.cli.base import cli
 from tqdm import tqdm
 
-from agents.redrive import Redrive, Tally
+from agents.redrive import MAX_ATTEMPTS, Redrive, Tally
 from app.commands.fleet import run
 from app.core import logging_config, settings
 from app.logic.redrive import Selection
@@ -43,7 +43,7 @@ class When(click.ParamType):
 )
 @click.option("--since", type=When(), help="Only what became a dead letter since: RFC 3339, or 90m, 2h, 1d ago.")
 @click.option("--until", type=When(), help="Only what did before.")
-@click.option("--max-attempts", type=click.IntRange(1, 1000), default=5, show_default=True,
+@click.option("--max-attempts", type=click.IntRange(1, 1000), default=MAX_ATTEMPTS, show_default=True,
               help="What was sent back so often stays.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Records a second. Default: all at once.")
 @click.option("--dry-run", is_flag=True, help="Show what would move, and stop.")

@@ -13,7 +13,7 @@ from app.kafka import client_kwargs
 from app.settings import KafkaSettings
 from models.events import Record
 
-__all__ = ["crc_of", "initial_offset", "probe", "read_tail", "record_at"]
+__all__ = ["READ_TIMEOUT_S", "bounds", "crc_of", "initial_offset", "probe", "read_tail", "record_at"]
 
 READ_TIMEOUT_S = 10.0
 """A record that must be there comes in milliseconds; a broker that takes longer is treated as not reachable."""
@@ -50,6 +50,25 @@ async def probe(kafka: KafkaSettings, *, fetch_wait_ms: int = 50) -> AsyncIterat
         yield consumer
     finally:
         await consumer.stop()
+
+
+async def bounds(
+    consumer: aiokafka.AIOKafkaConsumer, tps: list[TopicPartition], since_ms: int | None = None
+) -> dict[TopicPartition, tuple[int, int]]:
+    """The first offset of each partition, and its end.
+
+    Args:
+        consumer: who asks.
+        tps: the partitions.
+        since_ms: the first offset from this time on instead, Unix milliseconds; the end where nothing is so new.
+    """
+    if not tps:
+        return {}
+    starts, ends = await consumer.beginning_offsets(tps), await consumer.end_offsets(tps)
+    if since_ms is not None:
+        found = await consumer.offsets_for_times(dict.fromkeys(tps, since_ms))
+        starts = {tp: ends[tp] if found.get(tp) is None else max(starts[tp], found[tp].offset) for tp in tps}
+    return {tp: (starts[tp], ends[tp]) for tp in tps}
 
 
 async def record_at(

@@ -13,7 +13,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
 from app.delivery.partitions import partition_for
-from app.delivery.probe import probe, read_tail, record_at
+from app.delivery.probe import bounds, probe, read_tail, record_at
 from app.settings import Settings
 
 __all__ = ["History", "ordered"]
@@ -70,10 +70,10 @@ class History:
 
         Places come from records and workers: whatever they say, hashes of secrets aren't shown.
         """
-        if not topics.may_read(self._settings, topic) or partition >= await self._count(topic):
+        if not topics.may_read(self._settings, topic) or not 0 <= partition < await self._count(topic):
             return None
         tp = TopicPartition(topic, partition)
-        start, end = (await self._consumer.beginning_offsets([tp]))[tp], (await self._consumer.end_offsets([tp]))[tp]
+        start, end = (await bounds(self._consumer, [tp]))[tp]
         return await record_at(self._consumer, tp, offset, end) if start <= offset < end else None
 
     async def written(self, step: dict[str, Any], event_id: str) -> dict[str, Any] | None:

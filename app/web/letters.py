@@ -1,55 +1,33 @@
 """Dead letters for the console: grouped within a budget, one looked into, and sent back or discarded.
 
-The topic has no index, so a group is found by reading. The newest records are read first, a piece of each partition in
-turn, and what was found is shown meanwhile; a budget of records, bytes and seconds ends it.
+The topic has no index, so a group is found by reading, the newest records first (see `app.web.scan`).
 """
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as made
 from typing import Any
 
-import aiokafka
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord, TopicPartition
+from aiokafka.structs import ConsumerRecord
 
-from agents.redrive import Marker, Redrive, Tally, editable_of, marker_of, may_edit, targets_of
-from app import topics
-from app.delivery.probe import probe, read_tail, record_at
+from agents.markers import Marker, Markers
+from agents.redrive import MAX_ATTEMPTS, OnProgress, Redrive, Tally, editable_of, may_edit, targets_of
 from app.errors import HeadraceError
 from app.logic.redrive import DeadLetter, Selection, examine, position_of
 from app.settings import Settings
+from app.web.history import History
+from app.web.scan import Asked, Budget, Progress, scan
 from models.events import Headers
 
-__all__ = ["Budget", "Found", "Group", "Letters", "Opened", "Row", "Wanted"]
+__all__ = ["Found", "Group", "Letters", "Opened", "Row", "Wanted"]
 
-PIECE_RECORDS = 1000
-"""Offsets read of a partition at a time: a fraction of a second, so that it can be ended and shows what it found."""
 ROWS_KEPT = 200
 """Newest dead letters of a group that are shown one by one."""
 MAX_GROUPS = 500
 """Further ones are counted together: headers of a stranger's records may say anything."""
 SHOWN_CHARS = 200
-MAX_ATTEMPTS = 5
-"""What came back so often isn't sent again before somebody finds out why; as `headrace redrive` has it."""
-
-
-Progress = Callable[[int, int], None]
-"""Told how many records were looked at, and how many there are."""
-
-
-def _no_progress(done: int, total: int) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """What a scan may cost."""
-
-    rows: int = 200_000
-    bytes: int = 128 << 20
-    seconds: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +53,6 @@ class Row:
     attempt: int
     size_bytes: int | None
     """None: it has no value."""
-    handled: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,8 +69,22 @@ class Group:
     count: int = 0
     first_ms: int = 0
     last_ms: int = 0
-    rows: list[Row] = made(default_factory=list)
-    """The newest."""
+    kept: list[Row] = made(default_factory=list)
+    """Those that may be among the newest."""
+
+    @property
+    def rows(self) -> list[Row]:
+        """The newest, in order."""
+        return sorted(self.kept, key=lambda row: row.at_ms, reverse=True)[:ROWS_KEPT]
+
+    def take(self, row: Row) -> None:
+        """Counts one more."""
+        self.count += 1
+        self.first_ms = min(self.first_ms or row.at_ms, row.at_ms)
+        self.last_ms = max(self.last_ms, row.at_ms)
+        self.kept.append(row)
+        if len(self.kept) >= 2 * ROWS_KEPT:
+            self.kept = self.rows
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -113,23 +104,24 @@ class Group:
                 reasons=frozenset([self.reason]), fields=frozenset([self.field]), stages=frozenset([self.stage]),
                 topics=frozenset([self.topic]), since_ms=wanted.since_ms, until_ms=self.last_ms + 1,
             )  # fmt: skip
-        return Selection(ids=frozenset(row.position for row in self.rows)) if self.count == len(self.rows) else None
+        shown = frozenset(row.position for row in self.rows)
+        return Selection(ids=shown) if self.count == len(shown) else None
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
     """What a scan has found so far."""
 
-    groups: list[Group] = made(default_factory=list)
-    """The largest first."""
-    read: int = 0
-    total: int = 0
-    """Records in the topic, about: markers of transactions count too."""
-    bytes: int = 0
-    seconds: float = 0.0
+    by_key: dict[tuple[str, ...], Group] = made(default_factory=dict)
+    progress: Progress = made(default_factory=Progress)
     partial: str = ""
-    """Why it ended before it had read all: `rows`, `bytes`, `seconds`, `kafka`. Empty while it goes on, and when it has."""
+    """Why it ended before it had read all: `records`, `bytes`, `seconds`, `kafka`. Empty while it goes on, and when it has."""
     done: bool = False
+
+    @property
+    def groups(self) -> list[Group]:
+        """The largest first."""
+        return sorted(self.by_key.values(), key=lambda group: (-group.count, group.reason, group.field))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,130 +152,62 @@ class Letters:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._dead, self._redriven = settings.topic("dead-letter"), settings.topic("redriven")
+        self._dead = settings.topic("dead-letter")
         self._targets, self._editable = targets_of(settings), editable_of(settings)
         self._decisions = settings.topic("review-decisions")
-        self._markers: dict[str, Marker] = {}
-        self._markers_next = 0
+        self._markers = Markers(settings)
         self._writing = asyncio.Lock()
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
-    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncGenerator[Found, None]:
-        """Groups what there is, the newest first. Each step gives the same object, with more in it.
+    async def scan(self, wanted: Wanted, budget: Budget, show: Callable[[Found], None]) -> Found:
+        """Groups what there is, the newest first.
 
-        Closing the iterator ends it. When Kafka fails, what was found so far stands and `partial` says so.
+        When Kafka fails, what was found so far stands and `partial` says so.
+
+        Args:
+            wanted: which are meant.
+            budget: records, bytes and seconds.
+            show: called now and then with what was found so far: the same object each time, with more in it.
         """
-        found, groups, begun = Found(), dict[tuple[str, ...], Group](), time.monotonic()
+        found = Found()
+
+        def take(records: list[ConsumerRecord[bytes, bytes]], progress: Progress) -> None:
+            for record in records:
+                self._group(found.by_key, examine(record, self._targets), wanted)
+            found.progress = progress
+            show(found)
+
         try:
-            async with probe(self._settings.kafka) as consumer:
-                await self._learn_markers(consumer)
-                ranges = await self._ranges(consumer, wanted)
-                found.total = sum(end - start for start, end in ranges.values())
-                async for letter in self._newest(consumer, ranges):
-                    found.seconds = time.monotonic() - begun
-                    if letter is not None:
-                        found.read, found.bytes = found.read + 1, found.bytes + len(letter.value or b"")
-                        self._group(groups, letter, wanted)
-                        found.partial = _spent(found, budget)
-                    elif found.seconds >= budget.seconds:
-                        found.partial = "seconds"
-                    if found.partial:
-                        break
-                    if letter is None:
-                        found.groups = _sorted(groups)
-                        yield found
+            await self._markers.read()
+            asked = Asked(topic=self._dead, since_ms=wanted.since_ms, rows=0)
+            found.progress = await scan(self._settings, asked, budget, take)
+            found.partial = found.progress.why if found.progress.partial else ""
         except (HeadraceError, KafkaError, OSError, TimeoutError):
             found.partial = "kafka"
-        found.groups, found.seconds, found.done = _sorted(groups), time.monotonic() - begun, True
-        yield found
-
-    async def _ranges(
-        self, consumer: aiokafka.AIOKafkaConsumer, wanted: Wanted
-    ) -> dict[TopicPartition, tuple[int, int]]:
-        count = (await topics.counts(self._settings, [self._dead])).get(self._dead, 0)
-        tps = [TopicPartition(self._dead, partition) for partition in range(count)]
-        if not tps:
-            return {}
-        starts, ends = dict(await consumer.beginning_offsets(tps)), await consumer.end_offsets(tps)
-        if wanted.since_ms is not None:
-            later = await consumer.offsets_for_times(dict.fromkeys(tps, wanted.since_ms))
-            starts = {tp: ends[tp] if later.get(tp) is None else max(starts[tp], later[tp].offset) for tp in tps}
-        return {tp: (starts[tp], ends[tp]) for tp in tps if starts[tp] < ends[tp]}
-
-    async def _newest(
-        self, consumer: aiokafka.AIOKafkaConsumer, ranges: dict[TopicPartition, tuple[int, int]]
-    ) -> AsyncIterator[DeadLetter | None]:
-        """Dead letters from the end backwards, a piece of each partition in turn; None after each piece."""
-        left = dict(ranges)
-        while left:
-            for tp, (start, end) in list(left.items()):
-                begin = max(start, end - PIECE_RECORDS)
-                async for record in read_tail(consumer, tp, begin, end):
-                    yield examine(record, self._targets)
-                yield None
-                if begin > start:
-                    left[tp] = start, begin
-                else:
-                    del left[tp]
+        found.done = True
+        return found
 
     def _group(self, groups: dict[tuple[str, ...], Group], letter: DeadLetter, wanted: Wanted) -> None:
-        handled = self._handled(letter) is not None
-        if (handled and not wanted.handled) or not _has(letter, wanted.text):
+        if (self._markers.of(letter) is not None and not wanted.handled) or not _has(letter, wanted.text):
             return
         new = Group(reason=letter.reason, field=letter.field, stage=letter.stage, topic=letter.topic)
         if new.key not in groups and len(groups) >= MAX_GROUPS:
             new = Group(reason="", field="", stage="", topic="", mixed=True)
-        group = groups.setdefault(new.key, new)
-        group.count += 1
-        group.first_ms = min(group.first_ms or letter.at_ms, letter.at_ms)
-        group.last_ms = max(group.last_ms, letter.at_ms)
-        group.rows.append(_row(letter, handled=handled))
-        if len(group.rows) >= 2 * ROWS_KEPT:
-            group.rows = _newest_rows(group.rows)
-
-    def _handled(self, letter: DeadLetter) -> Marker | None:
-        marker = self._markers.get(letter.position)
-        return marker if marker is not None and marker.letter_ms == letter.at_ms else None
-
-    async def _learn_markers(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
-        """Reads what was added to the markers since the last time."""
-        if self._redriven not in await consumer.topics():
-            return
-        tp = TopicPartition(self._redriven, 0)
-        start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
-        if end < self._markers_next:  # the topic was made anew
-            self._markers, self._markers_next = {}, 0
-        async for record in read_tail(consumer, tp, max(start, self._markers_next), end):
-            self._take_marker(record)
-        self._markers_next = end
-
-    def _take_marker(self, record: ConsumerRecord[bytes, bytes]) -> None:
-        found = marker_of(record)
-        if found is None:
-            return
-        position, marker = found
-        if marker is None:
-            self._markers.pop(position, None)
-        else:
-            self._markers[position] = marker
+        groups.setdefault(new.key, new).take(_row(letter))
 
     async def open(self, position: str) -> Opened | None:
         """One dead letter; None where there is none at that position (any more)."""
         place = position_of(position)
         if place is None:
             return None
-        tp, offset = TopicPartition(self._dead, place[0]), place[1]
-        if tp.partition >= (await topics.counts(self._settings, [self._dead])).get(self._dead, 0):
-            return None
-        async with probe(self._settings.kafka) as consumer:
-            await self._learn_markers(consumer)
-            start, end = (await consumer.beginning_offsets([tp]))[tp], (await consumer.end_offsets([tp]))[tp]
-            record = await record_at(consumer, tp, offset, end) if start <= offset < end else None
+        await self._markers.read()
+        async with History(self._settings) as history:
+            record = await history.at(self._dead, *place)
         if record is None:
             return None
         letter = examine(record, self._targets)
-        return Opened(letter=letter, headers=list(record.headers), marker=self._handled(letter))
+        return Opened(letter=letter, headers=list(record.headers), marker=self._markers.of(letter))
 
     # -- acting ----------------------------------------------------------------------------------------------------
 
@@ -296,7 +220,7 @@ class Letters:
         return may_edit(letter, self._editable)
 
     async def look(
-        self, selection: Selection, *, may_review: bool, discard: bool = False, progress: Progress = _no_progress
+        self, selection: Selection, *, may_review: bool, discard: bool = False, progress: OnProgress | None = None
     ) -> Tally:
         """What `redrive` (or `discard`) would move. Writes nothing."""
         return await self._run(selection, progress, withheld=self.withheld(may_review=may_review)).look(discard=discard)
@@ -307,7 +231,7 @@ class Letters:
         *,
         may_review: bool,
         edited: Mapping[str, bytes | None] | None = None,
-        progress: Progress = _no_progress,
+        progress: OnProgress | None = None,
     ) -> Tally:
         """Sends back what is selected, each once; one run at a time.
 
@@ -325,7 +249,7 @@ class Letters:
                 selection, progress, withheld=self.withheld(may_review=may_review), edited=edited
             ).run()
 
-    async def discard(self, selection: Selection, *, progress: Progress = _no_progress) -> Tally:
+    async def discard(self, selection: Selection, *, progress: OnProgress | None = None) -> Tally:
         """Notes that nothing is to be done with what is selected: it isn't shown and isn't sent back any more.
 
         Raises:
@@ -334,14 +258,8 @@ class Letters:
         async with self._writing:
             return await self._run(selection, progress).discard()
 
-    def _run(self, selection: Selection, progress: Progress, **rules: Any) -> Redrive:
+    def _run(self, selection: Selection, progress: OnProgress | None, **rules: Any) -> Redrive:
         return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, **rules)
-
-
-def _spent(found: Found, budget: Budget) -> str:
-    if found.read >= budget.rows:
-        return "rows"
-    return "bytes" if found.bytes >= budget.bytes else ""
 
 
 def _has(letter: DeadLetter, text: str) -> bool:
@@ -353,19 +271,9 @@ def _has(letter: DeadLetter, text: str) -> bool:
     )
 
 
-def _row(letter: DeadLetter, *, handled: bool) -> Row:
+def _row(letter: DeadLetter) -> Row:
     return Row(
         position=letter.position, at_ms=letter.at_ms, event_id=letter.event_id[:SHOWN_CHARS],
         key=(letter.key or b"").decode("utf-8", "backslashreplace")[:SHOWN_CHARS], message=letter.message[:SHOWN_CHARS],
-        attempt=letter.attempt, size_bytes=None if letter.value is None else len(letter.value), handled=handled,
+        attempt=letter.attempt, size_bytes=None if letter.value is None else len(letter.value),
     )  # fmt: skip
-
-
-def _newest_rows(rows: list[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: row.at_ms, reverse=True)[:ROWS_KEPT]
-
-
-def _sorted(groups: dict[tuple[str, ...], Group]) -> list[Group]:
-    for group in groups.values():
-        group.rows = _newest_rows(group.rows)
-    return sorted(groups.values(), key=lambda group: (-group.count, group.reason, group.field))

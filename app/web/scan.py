@@ -3,6 +3,8 @@
 What is found is handed on while it reads, so a scan that ends early, or is cancelled, has shown all it came to.
 """
 
+import asyncio
+import sys
 import time
 from bisect import insort
 from collections.abc import Callable
@@ -13,19 +15,31 @@ import aiokafka
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app import topics
-from app.delivery.probe import probe
+from app.delivery.probe import READ_TIMEOUT_S, bounds, probe
 from app.errors import HeadraceError
 from app.settings import Settings
-from app.web.letters import Budget
 
-__all__ = ["Asked", "Progress", "Record", "scan"]
+__all__ = ["Asked", "Budget", "Progress", "Record", "scan"]
 
 POLL_MS = 200
 PIECE = 500
 """Offsets of a partition read at a time when going backwards; doubled with each step, as most of it won't match."""
 LARGEST_PIECE = 16_000
+SCANS_AT_ONCE = 4
+"""Over all pages: each may read as fast as the broker gives."""
 
 Record: TypeAlias = ConsumerRecord[bytes, bytes]
+
+_turns = asyncio.Semaphore(SCANS_AT_ONCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a scan may cost."""
+
+    rows: int = 200_000
+    bytes: int = 128 << 20
+    seconds: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +53,12 @@ class Asked:
     start: Literal["newest", "oldest", "offset", "time"] = "newest"
     at: int = 0
     """The offset, or the time in Unix milliseconds."""
+    since_ms: int | None = None
+    """Going backwards, only as far as this time, Unix milliseconds; None: to the beginning."""
     text: str = ""
     """In key, value or a header; empty: all."""
     rows: int = 100
+    """0: all."""
     admin: bool = False
     """Whether an admin asks (see `topics.may_read`)."""
 
@@ -51,6 +68,8 @@ class Progress:
     """How far a scan came."""
 
     read: int = 0
+    total: int = 0
+    """Records there are, about: markers of transactions count too."""
     bytes: int = 0
     seconds: float = 0.0
     found: int = 0
@@ -62,7 +81,7 @@ class Progress:
 async def scan(
     settings: Settings, asked: Asked, budget: Budget, show: Callable[[list[Record], Progress], None]
 ) -> Progress:
-    """Reads until the budget is used, all was read, or enough was found.
+    """Reads until the budget is used, all was read, or enough was found. Waits while too many others read.
 
     Args:
         settings: for Kafka.
@@ -73,17 +92,19 @@ async def scan(
     Raises:
         KafkaError: the topic can't be read.
         HeadraceError: its records aren't shown to who asks.
+        TimeoutError: the broker gave nothing for 10 s. Retryable.
     """
     if not topics.may_read(settings, asked.topic, admin=asked.admin):
         raise HeadraceError(f"records of {asked.topic} aren't shown")
-    count = (await topics.counts(settings, [asked.topic])).get(asked.topic, 0)
-    chosen = [TopicPartition(asked.topic, p) for p in range(count) if asked.partition in (None, p)]
-    if not chosen:
-        return Progress(why="complete")
-    async with probe(settings.kafka) as consumer:
-        reading = _Reading(consumer, asked, budget, show)
-        await reading.run(chosen)
-        return reading.end()
+    async with _turns:
+        count = (await topics.counts(settings, [asked.topic])).get(asked.topic, 0)
+        chosen = [TopicPartition(asked.topic, p) for p in range(count) if asked.partition in (None, p)]
+        if not chosen:
+            return Progress(why="complete")
+        async with probe(settings.kafka) as consumer:
+            reading = _Reading(consumer, asked, budget, show)
+            await reading.run(chosen)
+            return reading.end()
 
 
 class _Reading:
@@ -96,19 +117,21 @@ class _Reading:
         self._begun = time.monotonic()
         self._progress = Progress()
         self._needle = asked.text.encode("utf-8", "surrogatepass")
+        self._most = asked.rows or sys.maxsize
+        self._places: dict[TopicPartition, int] = {}
+        self._moved_s = self._begun
 
     async def run(self, tps: list[TopicPartition]) -> None:
-        starts, ends = await self._consumer.beginning_offsets(tps), await self._consumer.end_offsets(tps)
-        if self._asked.start == "newest":
+        asked = self._asked
+        found = await bounds(self._consumer, tps, asked.at if asked.start == "time" else asked.since_ms)
+        starts, ends = {tp: start for tp, (start, _) in found.items()}, {tp: end for tp, (_, end) in found.items()}
+        if asked.start == "offset":
+            starts = {tp: max(at, asked.at) for tp, at in starts.items()}
+        self._progress.total = sum(max(0, ends[tp] - at) for tp, at in starts.items())
+        if asked.start == "newest":
             await self._backwards(starts, ends)
-            return
-        match self._asked.start:
-            case "offset":
-                starts = {tp: max(at, self._asked.at) for tp, at in starts.items()}
-            case "time":
-                at = await self._consumer.offsets_for_times(dict.fromkeys(tps, self._asked.at))
-                starts = {tp: ends[tp] if at[tp] is None else max(starts[tp], at[tp].offset) for tp in tps}
-        await self._piece(starts, ends, _First(self._asked.rows))
+        else:
+            await self._piece(starts, ends, _First(self._most))
 
     async def _backwards(self, starts: dict[Any, int], ends: dict[Any, int]) -> None:
         """Piece by piece from the end: what was written last is found first, however much there is before it."""
@@ -119,7 +142,7 @@ class _Reading:
                 return
             # Markers of transactions take offsets too, so a piece may hold less than it spans, even nothing.
             await self._piece(lower, upper, None)
-            if self._progress.found >= self._asked.rows:
+            if self._progress.found >= self._most:
                 self._progress.why = "rows"
             upper, size = lower, min(LARGEST_PIECE, size * 2)
 
@@ -142,7 +165,9 @@ class _Reading:
                 self._progress.read += len(inside)
                 matching = [r for r in inside if self._takes(r)]
                 fits += first.take(tp, inside, matching) if first else matching
-            done = {tp for tp in waiting if await self._consumer.position(tp) >= upper[tp]}
+            places = {tp: await self._consumer.position(tp) for tp in waiting}
+            self._check_moved(places)
+            done = {tp for tp, at in places.items() if at >= upper[tp]}
             if first:
                 enough = {tp for tp in waiting - done if first.passed(tp)}
                 done |= enough
@@ -155,6 +180,14 @@ class _Reading:
                 return
         if first:  # all that can be among the first was read, whatever the budget
             self._progress.why = "rows" if cut else ""
+
+    def _check_moved(self, places: dict[TopicPartition, int]) -> None:
+        """Ends a scan to which the broker gives nothing: that isn't a lack of time."""
+        now = time.monotonic()
+        if places != self._places:
+            self._places, self._moved_s = places, now
+        elif now - self._moved_s > READ_TIMEOUT_S:
+            raise TimeoutError(f"{self._asked.topic}: nothing read for {READ_TIMEOUT_S:.0f} s")
 
     def _takes(self, record: Record) -> bool:
         self._progress.bytes += record.serialized_key_size + record.serialized_value_size

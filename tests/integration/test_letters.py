@@ -1,12 +1,15 @@
 """Dead letters as the console sees them, on a real broker: found within a budget, edited, sent back, discarded."""
 
+import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from app.logic.redrive import Selection
 from app.settings import Settings
-from app.web.letters import Budget, Found, Letters, Wanted
+from app.web.letters import Found, Letters, Wanted
+from app.web.scan import Budget
 from tests.integration.test_redrive import bury, moved, redrive, settings
 
 __all__ = ["settings"]
@@ -15,24 +18,22 @@ pytestmark = pytest.mark.integration
 
 
 async def scanned(letters: Letters, budget: Budget | None = None, **wanted: Any) -> Found:
-    async for found in letters.scan(Wanted(**wanted), budget or Budget()):
-        last = found
-    return last
+    return await letters.scan(Wanted(**wanted), budget or Budget(), lambda found: None)
 
 
 async def test_groups_count_all_and_show_the_newest_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.web.letters.PIECE_RECORDS", 7)
+    monkeypatch.setattr("app.web.scan.PIECE", 7)
     monkeypatch.setattr("app.web.letters.ROWS_KEPT", 3)
     letters = Letters(settings)
     empty = await scanned(letters)
-    assert (empty.groups, empty.total, empty.done, empty.partial) == ([], 0, True, "")
+    assert (empty.groups, empty.progress.total, empty.done, empty.partial) == ([], 0, True, "")
     await bury(settings, [b'{"event_id":"a%d"}' % n for n in range(30)], reason="bad-time")
     await bury(settings, [b"\xff", None], reason="not-utf8")
-    steps = [(found.read, found.done) async for found in letters.scan(Wanted(), Budget())]
+    steps: list[tuple[int, bool]] = []
+    found = await letters.scan(Wanted(), Budget(), lambda found: steps.append((found.progress.read, found.done)))
     assert len(steps) > 3
     assert steps == sorted(steps)
-    found = await scanned(letters)
-    assert (found.read, found.partial, found.done) == (32, "", True)
+    assert (found.progress.read, found.partial, found.done) == (32, "", True)
     assert [(group.reason, group.count, group.topic) for group in found.groups] == [
         ("bad-time", 30, settings.topic("raw-events")), ("not-utf8", 2, settings.topic("raw-events")),
     ]  # fmt: skip
@@ -44,17 +45,29 @@ async def test_groups_count_all_and_show_the_newest_first(settings: Settings, mo
 
 
 @pytest.mark.parametrize(
-    ("budget", "why"), [(Budget(rows=10), "rows"), (Budget(bytes=100), "bytes"), (Budget(seconds=0), "seconds")]
+    ("budget", "why"), [(Budget(rows=10), "records"), (Budget(bytes=100), "bytes"), (Budget(seconds=0), "seconds")]
 )
 async def test_a_scan_that_reaches_its_budget_keeps_what_it_found_and_says_why(
     settings: Settings, budget: Budget, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.web.letters.PIECE_RECORDS", 5)
+    monkeypatch.setattr("app.web.scan.PIECE", 5)
     await bury(settings, [b'{"event_id":"a%d"}' % n for n in range(40)])
     found = await scanned(Letters(settings), budget)
-    assert (found.partial, found.done, found.total) == (why, True, 40)
-    assert 0 < found.read < 40
-    assert sum(group.count for group in found.groups) == found.read
+    assert (found.partial, found.done, found.progress.total) == (why, True, 40)
+    assert found.progress.read < 40
+    assert found.progress.read or why == "seconds"
+    assert sum(group.count for group in found.groups) == found.progress.read
+
+
+async def test_a_scan_goes_back_as_far_as_it_was_asked_to(settings: Settings) -> None:
+    await bury(settings, [b"old"] * 4)
+    times = [row.at_ms for group in (await scanned(Letters(settings))).groups for row in group.rows]
+    later = max(times) + 1
+    while int(time.time() * 1000) < later:
+        await asyncio.sleep(0.001)
+    await bury(settings, [b"new"] * 6)
+    found = await scanned(Letters(settings), since_ms=later)
+    assert [(group.count, found.progress.read, found.progress.total) for group in found.groups] == [(6, 6, 6)]
 
 
 async def test_an_edited_one_goes_to_its_stage_with_attempt_and_origin_and_is_not_shown_any_more(

@@ -7,8 +7,7 @@ import pytest
 
 from app.broker.kafka import EmbeddedKafka
 from app.settings import Settings, load
-from app.web.letters import Budget
-from app.web.scan import Asked, Progress, scan
+from app.web.scan import Asked, Budget, Progress, scan
 from app.web.topic_state import groups_of, our_topics
 from tests.helpers import topics
 

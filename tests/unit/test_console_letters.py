@@ -1,7 +1,8 @@
 """The page of dead letters: what an action on a whole group moves, tells first, and leaves in the audit topic."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.guard import Guard
 from app.web.console.pages.letters import View
-from app.web.letters import Budget, Found, Group, Letters, Wanted
+from app.web.letters import Found, Group, Letters, Row, Wanted
+from app.web.scan import Budget
 from tests.helpers.asgi import ListWriter
-from tests.helpers.console import console_app
+from tests.helpers.console import add_user, console_app
 from tests.unit.test_console_roles import page_of
 
 
@@ -39,9 +41,23 @@ class Fake(Letters):
         super().__init__(console.settings)
         self.groups, self.would, self.asked = list(groups), 5, list[tuple[str, Selection]]()
         self.fails = False
+        self.reading, self.go_on = 0, asyncio.Event()
+        """Scans and looks that go on, and what they wait for."""
+        self.go_on.set()
 
-    async def scan(self, wanted: Wanted, budget: Budget) -> AsyncGenerator[Found, None]:
-        yield Found(groups=self.groups, done=True)
+    async def _read(self) -> None:
+        self.reading += 1
+        try:
+            await self.go_on.wait()
+        finally:
+            self.reading -= 1
+
+    async def scan(self, wanted: Wanted, budget: Budget, show: Callable[[Found], None]) -> Found:
+        found = Found(by_key={each.key: each for each in self.groups})
+        show(found)
+        await self._read()
+        found.done = True
+        return found
 
     def _tally(self) -> Tally:
         tally = Tally(already=1)
@@ -50,6 +66,7 @@ class Fake(Letters):
         return tally
 
     async def look(self, selection: Selection, **rules: Any) -> Tally:
+        await self._read()
         self.asked.append((f"look {rules.get('discard', False)} {rules['may_review']}", selection))
         return self._tally()
 
@@ -70,9 +87,12 @@ class Served:
     def __init__(self, app: Guard, console: Console) -> None:
         self.app, self.console, self.writer = app, console, ListWriter(console.settings)
         console.writer, self.questions, self.answer = self.writer, list[str](), True
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Happens while the question is shown."""
 
     async def confirmed(self, visit: Any, question: str, detail: str, yes: str) -> bool:
         self.questions.append(detail)
+        self.meanwhile()
         return self.answer
 
     async def page(self, user: str, *groups: Group) -> tuple[View, Fake]:
@@ -207,3 +227,49 @@ async def test_who_only_looks_is_offered_nothing(served: Served) -> None:
     view, _ = await served.page("viewer", group())
     choose(view)
     assert offered(view) == set()
+
+
+@pytest.mark.parametrize("what", ["_redrive", "_discard"])
+async def test_who_is_no_operator_any_more_when_the_question_is_answered_moves_nothing(
+    served: Served, what: str
+) -> None:
+    view, letters = await served.page("operator", group())
+    choose(view)
+    served.meanwhile = lambda: add_user(served.console, "operator", "viewer")
+    await act(view, what)
+    assert [asked.split()[0] for asked, _ in letters.asked] == ["look"]
+    assert served.audited == []
+
+
+async def test_a_click_means_the_group_that_is_drawn_and_not_one_that_overtook_it_since(served: Served) -> None:
+    one, other = group("one", 3), group("other", 2)
+    view, _ = await served.page("operator", one, other)
+    for n in range(5):
+        row = Row(position=f"0/{n}", at_ms=n, event_id="", key="", message="", attempt=0, size_bytes=1)
+        other.take(row)  # a scan goes on
+    choose(view, 0)
+    assert view.group is one
+
+
+async def test_reading_ends_with_the_page_and_with_a_new_search(served: Served) -> None:
+    view, letters = await served.page("operator", group())
+    choose(view)
+    letters.go_on.clear()
+    with view.actions.client:
+        for _ in range(3):
+            await view.look()
+        await asyncio.sleep(0)
+        choose(view)
+        acting = asyncio.ensure_future(act(view, "_redrive"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert letters.reading == 2
+    view.actions.client.delete()
+    with pytest.raises(asyncio.CancelledError):
+        await acting
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert letters.reading == 0
+    await view.look()
+    await asyncio.sleep(0)
+    assert letters.reading == 0

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.web.console.pages.records import Found
-from app.web.letters import Budget
-from app.web.scan import Asked, Progress, _Reading
+from app.web.scan import Asked, Budget, Progress, _Reading
 
 Log = dict[int, list[int]]
 """Times of the records of each partition."""

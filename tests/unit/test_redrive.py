@@ -1,18 +1,19 @@
 """What a dead letter becomes when it is sent back."""
 
 import hashlib
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from agents.markers import Markers
 from agents.redrive import Redrive, editable_of, targets_of
 from app.errors import BrokerError
 from app.logic.dead import dead_headers
 from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import load
-from app.web.letters import Budget, Letters, Wanted
+from app.web.letters import Letters, Wanted
+from app.web.scan import Budget
 from models.events import Bad, Headers, Received, Record
 from tests.helpers.records import record
 
@@ -171,27 +172,24 @@ def test_a_run_withholds_topics_and_makes_nothing_up() -> None:
         (None, None),
     ],
 )
-async def test_strange_records_among_the_markers_are_left_out(key: bytes | None, value: bytes | None) -> None:
+def test_strange_records_among_the_markers_are_left_out(key: bytes | None, value: bytes | None) -> None:
     strange: Any = SimpleNamespace(topic="redriven", offset=3, key=key, value=value)
     good: Any = SimpleNamespace(
         topic="redriven", offset=4, key=b"0/7", value=b'{"letter_ms":5,"at_ms":6,"to":"t","attempt":1}'
     )
-    run, letters = Redrive(load(), Selection(), max_attempts=5), Letters(load())
+    markers = Markers(load())
     for each in (strange, good):
-        run._take_marker(each)
-        letters._take_marker(each)
-    assert (run._done, list(letters._markers)) == ({"0/7": 5}, ["0/7"])
+        markers._take(each)
+    assert list(markers._known) == ["0/7"]
 
 
 async def test_a_scan_that_kafka_refuses_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*asked: Any) -> dict[str, int]:
         raise BrokerError("not now")
 
+    async def read(markers: Markers) -> None: ...
+
     monkeypatch.setattr("app.topics.counts", refused)
-    monkeypatch.setattr("app.web.letters.probe", lambda kafka: nullcontext(SimpleNamespace(topics=no_topics)))
-    (found,) = [found async for found in Letters(load()).scan(Wanted(), Budget())]
+    monkeypatch.setattr(Markers, "read", read)
+    found = await Letters(load()).scan(Wanted(), Budget(), lambda found: None)
     assert (found.partial, found.done, found.groups) == ("kafka", True, [])
-
-
-async def no_topics() -> set[str]:
-    return set()

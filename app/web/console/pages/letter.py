@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from agents.redrive import Tally
+from app.errors import HeadraceError
 from app.logic.redrive import Selection
 from app.web.console.audit import audit, note_anyway
 from app.web.console.context import Visit
@@ -150,30 +151,28 @@ class LetterPanel:
         )
         if not await confirmed(self.visit, t("redrive"), question, t("redrive")):
             return
-        with failing(self.visit):
-            detail = {"reason": letter.reason, "to": letter.topic, "edited": edited is not None}
-            values = {} if edited is None else {letter.position: edited}
-            letters, selection = self.visit.console.letters, Selection(ids={letter.position})
-            done = await audited(
-                self.visit, "redrive", f"dead-letter/{letter.position}", detail,
-                lambda: letters.redrive(selection, may_review=self.visit.may("reviewer"), edited=values),
-            )  # fmt: skip
-            moved = done.moved.total()
-            ui.notify(t("moved", count=moved) + left_over(self.visit, done), type="positive" if moved else "warning")
-            self.dialog.close()
-            await self._changed()
+        values = {} if edited is None else {letter.position: edited}
+        letters, selection = self.visit.console.letters, Selection(ids={letter.position})
+        await self._act(
+            opened, "redrive", {"to": letter.topic, "edited": edited is not None},
+            lambda: letters.redrive(selection, may_review=self.visit.may("reviewer"), edited=values),
+        )  # fmt: skip
 
     async def _discard(self, opened: Opened) -> None:
-        letter, t = opened.letter, self.t
-        if not await confirmed(self.visit, t("discard"), t("would_discard", count=1), t("discard")):
-            return
+        letters, selection, t = self.visit.console.letters, Selection(ids={opened.letter.position}), self.t
+        if await confirmed(self.visit, t("discard"), t("would_discard", count=1), t("discard")):
+            await self._act(opened, "discard", {}, lambda: letters.discard(selection))
+
+    async def _act(
+        self, opened: Opened, action: str, detail: Mapping[str, object], run: Callable[[], Awaitable[Tally]]
+    ) -> None:
+        """Does it, tells what came of it, and closes."""
         with failing(self.visit):
-            letters, selection = self.visit.console.letters, Selection(ids={letter.position})
-            done = await audited(
-                self.visit, "discard", f"dead-letter/{letter.position}", {"reason": letter.reason},
-                lambda: letters.discard(selection),
-            )  # fmt: skip
-            ui.notify(t("discarded", count=done.moved.total()), type="positive")
+            target, detail = f"dead-letter/{opened.letter.position}", {"reason": opened.letter.reason, **detail}
+            done = await audited(self.visit, action, target, detail, run)
+            moved = done.moved.total()
+            said = self.t(f"did_{action}", count=moved) + left_over(self.visit, done)
+            ui.notify(said, type="positive" if moved else "warning")
             self.dialog.close()
             await self._changed()
 
@@ -199,12 +198,15 @@ def _lf(text: str) -> str:
 async def audited(
     visit: Visit, action: str, target: str, detail: Mapping[str, object], run: Callable[[], Awaitable[Tally]]
 ) -> Tally:
-    """Runs what is audited before, and tells in a second record, `ACTION-done`, what came of it.
+    """Runs what operators may, audited before, and tells in a second record, `ACTION-done`, what came of it.
 
     Raises:
+        HeadraceError: the viewer, who was asked meanwhile, isn't an operator any more.
         NotAudited: the first can't be written; nothing is done.
         BrokerError: the run failed, and the second record says so.
     """
+    if not visit.may("operator"):
+        raise HeadraceError(visit.t("not_allowed", role="operator"))
     await audit(visit, action, target, detail)
 
     async def tell(what: Mapping[str, object]) -> None:

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
-from typing import Any
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
-from nicegui import background_tasks, ui
+from nicegui import background_tasks, context, ui
 from nicegui.events import GenericEventArguments
 
+from agents.redrive import Tally
 from app.web.console.context import Visit
 from app.web.console.pages.letter import LetterPanel, audited, left_over
-from app.web.console.parts import FAILURES, confirmed, failing, why
+from app.web.console.parts import confirmed, failing
 from app.web.console.roles import allowed
-from app.web.letters import Budget, Found, Group, Wanted
+from app.web.letters import Found, Group, Wanted
+from app.web.scan import Budget
 
 __all__ = ["build"]
 
@@ -26,7 +28,7 @@ async def build(visit: Visit) -> None:
     """Draws the page and begins to look."""
     view = View(visit)
     view.draw()
-    background_tasks.create(view.scan())
+    view.begin()
 
 
 class View:
@@ -38,10 +40,16 @@ class View:
         self.found = Found()
         self.group: Group | None = None
         """What is shown of the chosen one; None until a scan meets it (again)."""
+        self._drawn: list[Group] = []
+        """What the table of groups shows: a scan has gone on since."""
         self._chosen: tuple[str, ...] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._scanning: asyncio.Task[None] | None = None
+        self._counting: asyncio.Task[Tally] | None = None
+        """Counts what an action would move."""
         self._changing = False
         self._moved_at = 0.0
+        self._shown_at = float("-inf")
+        context.client.on_delete(self._gone)
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -68,7 +76,6 @@ class View:
         self.rows = ui.table(rows=[], columns=self._row_columns(), row_key="position", pagination=20).classes("w-full")
         self.rows.props("flat bordered data-mark=letters").on("rowClick", allowed("viewer")(self._open))
         self.panel = LetterPanel(self.visit, self.look)
-        self._show()
 
     def _draw_actions(self) -> None:
         """What is done with the group that is chosen: made once, for a scan goes on while it is used."""
@@ -100,23 +107,25 @@ class View:
 
     def _show(self) -> None:
         """What was found so far."""
-        found, t = self.found, self.t
-        self.stop.set_visibility(self._task is not None)
+        found, progress, t = self.found, self.found.progress, self.t
+        self.stop.set_visibility(not found.done)
         self.said.text = t(
-            "scan", read=f"{found.read:,}", total=f"{found.total:,}", mb=f"{found.bytes / 1e6:.1f}", s=f"{found.seconds:.1f}"
+            "scan", read=f"{progress.read:,}", total=f"{progress.total:,}", mb=f"{progress.bytes / 1e6:.1f}",
+            s=f"{progress.seconds:.1f}",
         ) + (f" · {t('partial', why=t('partial_' + found.partial))}" if found.partial else "")  # fmt: skip
+        self._drawn = found.groups
         self.groups.rows = [
             {
                 "id": n, "reason": t("group_mixed") if group.mixed else _or_dash(group.reason),
                 "field": _or_dash(group.field), "of_stage": _or_dash(group.stage), "goes_to": _or_dash(group.topic),
                 "count": group.count, "first": self.visit.time(group.first_ms), "last": self.visit.time(group.last_ms),
             }
-            for n, group in enumerate(found.groups)
+            for n, group in enumerate(self._drawn)
         ]  # fmt: skip
         self.groups.update()
-        self.groups.set_visibility(bool(found.groups))
-        self.empty.set_visibility(found.done and not found.groups)
-        self.group = next((group for group in found.groups if group.key == self._chosen), None)
+        self.groups.set_visibility(bool(self._drawn))
+        self.empty.set_visibility(found.done and not self._drawn)
+        self.group = next((group for group in self._drawn if group.key == self._chosen), None)
         self._show_group()
 
     def _show_group(self) -> None:
@@ -125,19 +134,20 @@ class View:
         self.rows.set_visibility(group is not None)
         if group is None:
             return
+        newest = group.rows
         self.rows.rows = [
             {
                 "position": row.position, "time": self.visit.time(row.at_ms), "event": row.event_id, "key": row.key,
                 "message": row.message, "attempt": row.attempt,
                 "bytes": t("no_value") if row.size_bytes is None else row.size_bytes,
             }
-            for row in group.rows
+            for row in newest
         ]  # fmt: skip
         self.rows.update()
         name = t("group_mixed") if group.mixed else " · ".join(map(_or_dash, group.key[:3]))
         self.title.text = t("group", name=name, count=f"{group.count:,}")
-        self.newest.text = t("newest", count=len(group.rows))
-        self.newest.set_visibility(len(group.rows) < group.count)
+        self.newest.text = t("newest", count=len(newest))
+        self.newest.set_visibility(len(newest) < group.count)
         if self.redrive is not None and self.discard is not None:
             known = group.selection(self.wanted) is not None
             self.redrive.set_visibility(known and bool(group.topic) and group.topic not in self._withheld())
@@ -150,47 +160,53 @@ class View:
 
     async def look(self) -> None:
         """Begins a new scan."""
-        self.cancel()
         age_s = SINCE_S.get(str(self.since.value), 0)
         since_ms = int((time.time() - age_s) * 1000) if age_s else None
         self.wanted = Wanted(text=(self.text.value or "")[:200], since_ms=since_ms, handled=bool(self.handled.value))
-        self.found = Found()
+        self.begin()
+
+    def begin(self) -> None:
+        """Reads in the background; an earlier scan of this page ends."""
+        if self.groups.is_deleted:
+            return
+        self._end(self._scanning)
+        self.found, self._shown_at = Found(), float("-inf")
         self._show()  # nothing of the search before may be sent back as if it were of this one
-        background_tasks.create(self.scan())
+        self._scanning = background_tasks.create(self.scan())
 
     async def scan(self) -> None:
         """Reads, and draws what it found meanwhile."""
-        self._task = asyncio.current_task()
-        drawn = float("-inf")
-        try:
-            async with aclosing(self.visit.console.letters.scan(self.wanted, Budget())) as steps:
-                async for found in steps:
-                    self.found = found
-                    if self.groups.is_deleted:
-                        return
-                    if found.done:
-                        self._task = None
-                    if found.done or time.monotonic() - drawn > DRAW_EVERY_S:
-                        drawn = time.monotonic()
-                        self._show()
-        except FAILURES as error:
-            self._task = None
-            if not self.groups.is_deleted:
-                self._show()
-                self.said.text = self.t("failed", why=why(error))
+        self.found = await self.visit.console.letters.scan(self.wanted, Budget(), self._take)
+        if not self.groups.is_deleted:
+            self._show()
+
+    def _take(self, found: Found) -> None:
+        self.found, now = found, time.monotonic()
+        if now - self._shown_at > DRAW_EVERY_S:
+            self._shown_at = now
+            self._show()
 
     def cancel(self) -> None:
         """Ends the scan; what it found stays."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
+        if not self.found.done:
+            self._end(self._scanning)
             self.found.partial, self.found.done = "stopped", True
             self._show()
 
+    def _gone(self) -> None:
+        """The page is closed: nobody waits for what it reads. What it moves goes on."""
+        self._end(self._scanning)
+        self._end(self._counting)
+
+    @staticmethod
+    def _end(task: asyncio.Task[Any] | None) -> None:
+        if task is not None:
+            task.cancel()
+
     def _choose(self, event: GenericEventArguments) -> None:
         number = event.args[1].get("id")
-        if isinstance(number, int) and 0 <= number < len(self.found.groups):
-            self.group = self.found.groups[number]
+        if isinstance(number, int) and 0 <= number < len(self._drawn):
+            self.group = self._drawn[number]
             self._chosen = self.group.key
             self._show_group()
 
@@ -200,53 +216,43 @@ class View:
     # -- acting ----------------------------------------------------------------------------------------------------
 
     async def _redrive(self) -> None:
-        """All of the group."""
-        group, letters, t = self.group, self.visit.console.letters, self.t
-        selection = None if group is None else group.selection(self.wanted)
-        if group is None or selection is None or self._changing:
-            return
-        with failing(self.visit):
-            with self._working():
-                would = await letters.look(selection, may_review=self.visit.may("reviewer"), progress=self._progress)
-            count = would.selected.total()
-            detail = t("would_move", count=f"{count:,}", topic=group.topic) + left_over(self.visit, would)
-            if not count:
-                ui.notify(detail)
-                return
-            if not await confirmed(self.visit, t("redrive_all"), detail, t("redrive")):
-                return
-            with self._working():
-                done = await audited(
-                    self.visit, "redrive", "dead-letter", {"count": count, "selection": selection.told},
-                    lambda: letters.redrive(
-                        selection, may_review=self.visit.may("reviewer"), progress=self._progress
-                    ),
-                )  # fmt: skip
-            ui.notify(t("moved", count=f"{done.moved.total():,}") + left_over(self.visit, done), type="positive")
-            await self.look()
+        await self._act("redrive")
 
     async def _discard(self) -> None:
-        """All of the group."""
+        await self._act("discard")
+
+    async def _act(self, action: Literal["redrive", "discard"]) -> None:
+        """Sends all of the group back, or discards it: counted first, asked, done, and told."""
         group, letters, t = self.group, self.visit.console.letters, self.t
         selection = None if group is None else group.selection(self.wanted)
         if group is None or selection is None or self._changing:
             return
+        discard = action == "discard"
+
+        def run() -> Awaitable[Tally]:
+            if discard:
+                return letters.discard(selection, progress=self._progress)
+            return letters.redrive(selection, may_review=self.visit.may("reviewer"), progress=self._progress)
+
         with failing(self.visit):
             with self._working():
-                would = await letters.look(selection, may_review=False, discard=True, progress=self._progress)
+                may = self.visit.may("reviewer")
+                self._counting = asyncio.ensure_future(
+                    letters.look(selection, may_review=may, discard=discard, progress=self._progress)
+                )
+                would = await self._counting
             count = would.selected.total()
-            detail = t("would_discard", count=f"{count:,}") + left_over(self.visit, would)
+            detail = t(f"would_{action}", count=f"{count:,}", topic=group.topic) + left_over(self.visit, would)
             if not count:
                 ui.notify(detail)
                 return
-            if not await confirmed(self.visit, t("discard_all"), detail, t("discard")):
+            if not await confirmed(self.visit, t(f"{action}_all"), detail, t(action)):
                 return
             with self._working():
-                done = await audited(
-                    self.visit, "discard", "dead-letter", {"count": count, "selection": selection.told},
-                    lambda: letters.discard(selection, progress=self._progress),
-                )  # fmt: skip
-            ui.notify(t("discarded", count=f"{done.moved.total():,}"), type="positive")
+                told = {"count": count, "selection": selection.told}
+                done = await audited(self.visit, action, "dead-letter", told, run)
+            said = t(f"did_{action}", count=f"{done.moved.total():,}")
+            ui.notify(said + left_over(self.visit, done), type="positive")
             await self.look()
 
     def _progress(self, done: int, total: int) -> None:

@@ -14,8 +14,7 @@ from app.web.console import show
 from app.web.console.context import Visit
 from app.web.console.parts import FAILURES, columns, decoded, failing, set_rows, whole_value, why
 from app.web.console.roles import allowed
-from app.web.letters import Budget
-from app.web.scan import Asked, Progress, Record, scan
+from app.web.scan import Asked, Budget, Progress, Record, scan
 from app.web.topic_state import TopicState
 
 __all__ = ["Found", "Records"]
@@ -23,8 +22,6 @@ __all__ = ["Found", "Records"]
 BUDGET = Budget()
 MOST_ROWS = 1000
 PREVIEW_CHARS = 160
-SCANS_AT_ONCE = 4
-"""Over all pages: each may read as fast as the broker gives."""
 STARTS = ("newest", "oldest", "offset", "time")
 ALL = -1
 DRAW_S = 0.5
@@ -32,8 +29,6 @@ DRAW_S = 0.5
 
 _PLACE = re.compile(r"(\d{1,9})/(\d{1,18})")
 """Partition and offset."""
-
-_turns = asyncio.Semaphore(SCANS_AT_ONCE)
 
 
 class Found:
@@ -159,8 +154,7 @@ class Records:
         self._stop.set_visibility(True)
         key, said = "", ""
         try:
-            async with _turns:
-                done = await scan(self._visit.console.settings, asked, BUDGET, self._take)
+            done = await scan(self._visit.console.settings, asked, BUDGET, self._take)
             self._progress = done
             key = {"complete": "read_all", "rows": "read_enough"}.get(done.why, f"read_partial_{done.why}")
         except asyncio.CancelledError:
@@ -224,8 +218,7 @@ class Records:
             admin=self._visit.may("admin"),
         )
         with failing(self._visit):
-            async with _turns:
-                await scan(self._visit.console.settings, asked, BUDGET, lambda records, _: found.extend(records))
+            await scan(self._visit.console.settings, asked, BUDGET, lambda records, _: found.extend(records))
             if not found or found[0].offset != offset:
                 ui.notify(self._visit.t("record_gone"), type="warning")
                 return
