@@ -61,7 +61,7 @@ def _show_step(step: dict[str, Any], written: dict[str, Any] | None, as_json: bo
             f"    written  {written['topic']} partition {written['partition']} offset {written['offset']} "
             f"at {_time(written['timestamp_ms'])}"
         )
-        result = written.get("value") or {}
+        result = written["value"]
         if "category" in result:
             model = f", model {result['model']}" if result.get("model") else ""
             click.echo(

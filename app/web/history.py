@@ -3,7 +3,6 @@
 State of the workers is asked; topics are read at single places only.
 """
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from app import topics
 from app.delivery.partitions import partition_for
 from app.delivery.probe import bounds, probe, read_tail, record_at
 from app.settings import Settings
+from models.results import Result, Review
 
 __all__ = ["History", "ordered"]
 
@@ -26,13 +26,8 @@ WRITTEN_TO = {
     "rule": "ai-results", "light": "ai-results", "deep": "ai-results", "decided": "ai-results", "review": "manual-review",
 }  # fmt: skip
 """The topic of a step's outcome, by what became of the event; `decided` is a person's decision."""
-
-
-class _Made(msgspec.Struct):
-    created_ms: int = 0
-
-
-_made = msgspec.json.Decoder(_Made).decode
+KINDS: dict[str, type[Result | Review]] = {"ai-results": Result, "manual-review": Review}
+"""What the records of these topics are."""
 
 
 def ordered(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -86,12 +81,13 @@ class History:
         count = await self._count(topic)
         if not count:
             return None
-        record = await self._find(TopicPartition(topic, partition_for(key, count)), key, int(step["at_ms"]))
-        if record is None:
+        found = await self._find(TopicPartition(topic, partition_for(key, count)), key, int(step["at_ms"]), KINDS[name])
+        if found is None:
             return None
+        record, value = found
         return {
             "topic": topic, "partition": record.partition, "offset": record.offset, "timestamp_ms": record.timestamp,
-            "value": json.loads(record.value or b"null"),
+            "value": value,
         }  # fmt: skip
 
     async def _count(self, topic: str) -> int:
@@ -105,7 +101,9 @@ class History:
             self._counts.update(dict.fromkeys(asked, 0) | await topics.counts(self._settings, asked))
         return self._counts[topic]
 
-    async def _find(self, tp: TopicPartition, key: bytes, at_ms: int) -> ConsumerRecord[bytes, bytes] | None:
+    async def _find(
+        self, tp: TopicPartition, key: bytes, at_ms: int, kind: type[Result | Review]
+    ) -> tuple[ConsumerRecord[bytes, bytes], dict[str, Any]] | None:
         """The event's record that was made at a time; one that was made before, such as that of an earlier decision, isn't it."""
         place = (await self._consumer.offsets_for_times({tp: at_ms - 1000})).get(tp)
         if place is None:
@@ -113,17 +111,20 @@ class History:
         end = (await self._consumer.end_offsets([tp]))[tp]
         seen = 0
         async for record in read_tail(self._consumer, tp, place.offset, end):
-            if record.key == key and _made_ms(record.value) >= at_ms:
-                return record
+            value = _value(record.value, kind) if record.key == key else None
+            if value is not None and value["created_ms"] >= at_ms:
+                return record, value
             seen += 1
             if seen >= READ_AT_MOST or record.timestamp > at_ms + NEAR_MS:
                 return None
         return None
 
 
-def _made_ms(value: bytes | None) -> int:
-    """When a result or review was made: State notes the same time."""
+def _value(raw: bytes | None, kind: type[Result | Review]) -> dict[str, Any] | None:
+    """A result or review as it stands; None: it is none, so who isn't us has written it."""
     try:
-        return _made(value or b"").created_ms
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return 0
+        value = msgspec.json.decode(raw or b"", type=dict[str, Any])
+        msgspec.convert(value, kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return value

@@ -25,6 +25,10 @@ ICONS = {
 }
 
 
+Looked = tuple[dict[str, Any], ConsumerRecord[bytes, bytes] | None, dict[str, Any] | None]
+"""A step, what it read and what it wrote (see `History`)."""
+
+
 async def build(visit: Visit) -> None:
     """Draws the page; an event named in its address is looked up."""
     wanted = visit.query.get("id", "")[:MAX_ID_CHARS]
@@ -52,7 +56,9 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
         answers = heard(await visit.console.workers.ask_all(f"/trace/{path_part(event_id)}"))
         steps = ordered(body for _, body in answers.bodies)
         async with History(visit.console.settings) as history:
-            found = [(step, await history.read(step), await history.written(step, event_id)) for step in steps]
+            found: list[Looked] = [
+                (step, await history.read(step), await history.written(step, event_id)) for step in steps
+            ]
             raw = await _raw(visit, history, found)
     except FAILURES as error:
         if not body.is_deleted:
@@ -70,7 +76,7 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
         if not found:
             _unknown(visit, event_id)
             return
-        _outcome(visit, [written["value"] for _, _, written in found if written and written["value"]])
+        _outcome(visit, [written["value"] for _, _, written in found if written])
         first_ms = int(found[0][0]["at_ms"])
         with ui.timeline(side="right").props("data-mark=steps"):
             if raw is not None:
@@ -79,13 +85,13 @@ async def _load(visit: Visit, event_id: str, body: ui.column) -> None:
                 _step(visit, step, None if _same(record, raw) else record, written, first_ms)
 
 
-async def _raw(visit: Visit, history: History, found: list[Any]) -> ConsumerRecord[bytes, bytes] | None:
+async def _raw(visit: Visit, history: History, found: list[Looked]) -> ConsumerRecord[bytes, bytes] | None:
     """The record as its source had it: named by the result, or what ingest read."""
     settings = visit.console.settings
     events = {settings.topic("window-events"), *map(settings.source_topic, settings.sources)}
     for _, _, written in found:
-        source = (written or {}).get("value", {}).get("source")
-        if source and source["topic"] in events:  # whatever a record says, nothing else is shown
+        source = written["value"]["source"] if written else {}
+        if source.get("topic") in events:  # whatever a record says, nothing else is shown
             return await history.at(source["topic"], source["partition"], source["offset"])
     return next((record for step, record, _ in found if record is not None and step["map"] == "seen"), None)
 
@@ -148,7 +154,7 @@ def _step(
         if written is not None:
             place = f"{written['topic']}/{written['partition']}/{written['offset']}"
             ui.label(f"{visit.t('written')} {place} · {visit.time(written['timestamp_ms'])}").classes("mono")
-            value = written["value"] or {}
+            value = written["value"]
             facts(_result_facts(visit, value) if "tier" in value else _review_facts(visit, value))
 
 
