@@ -21,8 +21,8 @@ from agents.markers import Marker, Markers
 from app import topics
 from app.delivery.outbox import Row, size_of
 from app.delivery.partitions import partition_for
-from app.delivery.transaction import acknowledged, in_transaction, new_producer, send_rows
 from app.delivery.probe import bounds, probe, read_tail
+from app.delivery.transaction import acknowledged, in_transaction, new_producer, send_rows
 from app.errors import BrokerError
 from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import Settings

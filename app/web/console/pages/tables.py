@@ -1,7 +1,8 @@
 """State of all workers: every map of every stage, searched and paged; and an entity's open windows."""
 
 import json
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from nicegui import background_tasks, ui
@@ -9,7 +10,7 @@ from nicegui.events import GenericEventArguments
 
 from app.web import tables
 from app.web.console.context import Visit
-from app.web.console.pages.windows import show_windows
+from app.web.console.pages.windows import show_windows, windows_of
 from app.web.console.parts import FAILURES, missing, why
 from app.web.console.roles import allowed
 
@@ -18,6 +19,8 @@ __all__ = ["build"]
 PAGE_ROWS = 50
 CELL_CHARS = 300
 MAX_KEY_CHARS = 4096
+
+T = TypeVar("T")
 
 
 async def build(visit: Visit) -> None:
@@ -33,15 +36,15 @@ class View:
     def __init__(self, visit: Visit) -> None:
         self.visit, self.t = visit, visit.t
         self.table = visit.query.get("table", "")
-        self.key, self.entity = (
-            visit.query.get("key", "")[:MAX_KEY_CHARS],
-            visit.query.get("entity", "")[:MAX_KEY_CHARS],
-        )
+        self.key = visit.query.get("key", "")[:MAX_KEY_CHARS]
+        self.entity = visit.query.get("entity", "")[:MAX_KEY_CHARS]
         self.starts = [""]
         """Where the pages up to the one that is shown begin."""
         self.next: str | None = None
         self.states: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
+        self._asked = 0
+        """How often the workers were asked."""
 
     def draw(self) -> None:
         """Everything, still empty."""
@@ -67,14 +70,21 @@ class View:
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
+    async def _answer(self, ask: Awaitable[T]) -> T | None:
+        """What workers say; None: they can't be asked, or the viewer has asked for something else since."""
+        self._asked = asked = self._asked + 1
+        try:
+            found = await ask
+        except FAILURES as error:
+            if asked == self._asked:
+                self._failed(error)
+            return None
+        return found if asked == self._asked and not self.body.is_deleted else None
+
     async def load(self) -> None:
         """Who has what; then the rows, the key or the windows that the address names."""
-        try:
-            found = await tables.states(self.visit.console.workers.ask_all)
-        except FAILURES as error:
-            self._failed(error)
-            return
-        if self.body.is_deleted:
+        found = await self._answer(tables.states(self.visit.console.workers.ask_all))
+        if found is None:
             return
         self.states = found.tables
         names = {
@@ -123,13 +133,12 @@ class View:
     async def _page(self) -> None:
         """The page that begins where `starts` ends."""
         state, _, name = self.table.partition("/")
-        try:
-            found = await tables.page(self.visit.console.workers.ask_all, state, name, self.starts[-1], PAGE_ROWS)
-        except FAILURES as error:
-            self._failed(error)
-            return
-        self.next = found.next
-        self._show(found, paged=True)
+        self.next = None
+        ask = self.visit.console.workers.ask_all
+        found = await self._answer(tables.page(ask, state, name, self.starts[-1], PAGE_ROWS))
+        if found is not None:
+            self.next = found.next
+            self._show(found, paged=True)
 
     async def _find(self) -> None:
         """One key, or the first page where none is named."""
@@ -138,25 +147,23 @@ class View:
             await self._page()
             return
         state, _, name = self.table.partition("/")
-        try:
-            found = await tables.find(self.visit.console.workers.ask_all, state, name, self.key)
-        except FAILURES as error:
-            self._failed(error)
-            return
-        self._show(found, paged=False)
+        found = await self._answer(tables.find(self.visit.console.workers.ask_all, state, name, self.key))
+        if found is not None:
+            self._show(found, paged=False)
 
     async def _windows(self) -> None:
         self.entity = (self.of.value or "")[:MAX_KEY_CHARS]
         if not self.entity:
             return
-        try:
-            silent = await show_windows(self.visit, self.entity, self.body)
-        except FAILURES as error:
-            self._failed(error)
+        found = await self._answer(windows_of(self.visit, self.entity))
+        if found is None:
             return
+        self.body.clear()
+        with self.body:
+            show_windows(self.visit, found)
         self.said.clear()
         with self.said:
-            missing(self.visit, silent, [])
+            missing(self.visit, [str(each) for each in found.silent], [])
 
     # -- showing ---------------------------------------------------------------------------------------------------
 
@@ -168,8 +175,6 @@ class View:
             ui.label(self.t("failed", why=why(error))).classes("text-negative").props("data-mark=failed")
 
     def _show(self, found: tables.Page, *, paged: bool) -> None:
-        if self.body.is_deleted:
-            return
         self._say([str(each) for each in found.silent])
         self.rows = found.rows
         columns = [

@@ -1,5 +1,6 @@
 """An entity's open windows: what is in them so far, step by step on a time line."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from nicegui import ui
@@ -7,37 +8,42 @@ from nicegui import ui
 from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
-from app.web.workers import heard
+from app.web.workers import Silent, heard
 
-__all__ = ["show_windows"]
+__all__ = ["Found", "show_windows", "windows_of"]
 
 SHOWN_WINDOWS = 20
 DOT = "position: absolute; top: 4px; width: 8px; height: 8px; margin-left: -4px; border-radius: 50%"
 
 
-async def show_windows(visit: Visit, entity: str, body: ui.column) -> list[str]:
-    """Asks all workers and draws what they have.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What workers have."""
 
-    Returns:
-        Workers that didn't answer, refused or failed.
+    windows: list[dict[str, Any]]
+    """As `GET /windows/ENTITY` of a worker has them."""
+    silent: list[Silent]
+
+
+async def windows_of(visit: Visit, entity: str) -> Found:
+    """Asks all workers.
 
     Raises:
         Problem: no worker is alive.
     """
     answers = heard(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
-    found = [window for _, body in answers.bodies for window in body["windows"]]
-    found.sort(key=lambda window: (window["aggregate"], window["start_ms"]))
-    if body.is_deleted:
-        return []
-    body.clear()
-    with body:
-        if not found and not answers.silent:
-            ui.label(visit.t("no_windows")).props("data-mark=no-windows")
-        for window in found[-SHOWN_WINDOWS:]:
-            _window(visit, window)
-        if len(found) > SHOWN_WINDOWS:
-            ui.label(visit.t("more_windows", count=len(found) - SHOWN_WINDOWS)).classes("opacity-70")
-    return [str(each) for each in answers.silent]
+    return Found([window for _, body in answers.bodies for window in body["windows"]], answers.silent)
+
+
+def show_windows(visit: Visit, found: Found) -> None:
+    """Draws them by aggregate and time; of many the newest."""
+    windows = sorted(found.windows, key=lambda window: window["start_ms"])
+    if not windows and not found.silent:
+        ui.label(visit.t("no_windows")).props("data-mark=no-windows")
+    for window in sorted(windows[-SHOWN_WINDOWS:], key=lambda window: (window["aggregate"], window["start_ms"])):
+        _window(visit, window)
+    if len(windows) > SHOWN_WINDOWS:
+        ui.label(visit.t("more_windows", count=len(windows) - SHOWN_WINDOWS)).classes("opacity-70")
 
 
 def _window(visit: Visit, window: dict[str, Any]) -> None:
