@@ -22,7 +22,8 @@ async def scanned(letters: Letters, budget: Budget | None = None, **wanted: Any)
 
 
 async def test_groups_count_all_and_show_the_newest_first(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.web.scan.PIECE", 7)
+    monkeypatch.setattr("app.web.scan.PIECE", 3)
+    monkeypatch.setattr("app.web.scan.LARGEST_PIECE", 3)
     monkeypatch.setattr("app.web.letters.ROWS_KEPT", 3)
     letters = Letters(settings)
     empty = await scanned(letters)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from nicegui import Client, ui
 
@@ -15,6 +16,7 @@ from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.desk import CLAIM_S, SETTLES_S, SHARED_S, Desk
 from app.web.console.guard import Guard
+from app.web.console.pages.decisions import UNDO_KEPT
 from app.web.console.pages.review import FRESH_S, LOOKS_AGAIN_S, View
 from app.web.console.roles import allowed
 from app.web.workers import Answer, Workers
@@ -136,7 +138,11 @@ async def test_undo_at_once_is_written_behind_the_decision_and_shows_the_event_a
         ("console-audit", "undo review/e0"), ("review-decisions", "undo e0"),
     ]  # fmt: skip
     assert view.now is not None
-    assert (view.now.event_id, [each.event_id for each in view.ahead][:2], view.done) == ("e0", ["e1", "e2"], [])
+    assert (view.now.event_id, [each.event_id for each in view.ahead][:2], view.decisions.done) == (
+        "e0",
+        ["e1", "e2"],
+        [],
+    )
 
 
 async def test_what_cannot_be_audited_is_not_decided_and_waits_again(served: Served) -> None:
@@ -144,7 +150,7 @@ async def test_what_cannot_be_audited_is_not_decided_and_waits_again(served: Ser
     served.writer.down = True
     with client:
         await view._pressed(key("1"))
-    assert (served.writer.aside, view.done) == ([], [])
+    assert (served.writer.aside, view.decisions.done) == ([], [])
     rows = (await served.console.desk.waiting("other")).reviews
     assert [row["review"]["event_id"] for row in rows] == ["e0", "e2"]  # e1 is what the page shows now
 
@@ -193,7 +199,7 @@ async def test_who_looks_for_long_loses_an_event_that_somebody_else_took(
     assert other.now.event_id == "e0"
     with client:
         await view._pressed(key("1"))
-    assert (served.writer.aside, view.done) == ([], [])
+    assert (served.writer.aside, view.decisions.done) == ([], [])
     assert view.now is not None
     assert view.now.event_id == "e1"
 
@@ -224,7 +230,7 @@ async def test_a_late_undo_takes_back_what_was_decided_here_and_nothing_newer(
         pass_time(monkeypatch, SETTLES_S + 1)
         await view._pressed(key("u"))
     assert [told for _, told in served.written[2:]] == ([] if theirs else ["undo review/e0", "undo e0"])
-    assert [done.undoing for done in view.done] == ([False] if theirs else [])
+    assert [done.undoing for done in view.decisions.done] == ([False] if theirs else [])
 
 
 async def test_keys_are_the_dialog_s_while_one_is_open(served: Served) -> None:
@@ -269,3 +275,43 @@ async def test_what_comes_next_is_fetched_again_before_others_may_have_decided_i
         await view._look()
     assert [each.event_id for each in view.ahead] == ["e2"]
     assert FRESH_S + LOOKS_AGAIN_S + SHARED_S < SETTLES_S
+
+
+async def test_decisions_that_leave_the_list_before_kafka_took_them_are_written_too(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    kafka, send = asyncio.Event(), served.writer.send_aside
+
+    async def slow(*record: Any) -> None:
+        await kafka.wait()
+        await send(*record)
+
+    served.writer.send_aside = slow  # type: ignore[method-assign]  # as if Kafka took its time
+    assert view.now is not None
+    ids = [f"many-{n}" for n in range(UNDO_KEPT + 5)]
+    with client:
+        taken = [
+            view.decisions.take(msgspec.structs.replace(view.now, event_id=each), "happy", None, "") for each in ids
+        ]
+        writing = asyncio.gather(*map(view.decisions.write, taken))
+        await asyncio.sleep(0)
+        kafka.set()
+        await writing
+    assert [told for topic, told in served.written if topic == "review-decisions"] == [f"happy {each}" for each in ids]
+    assert [done.stored for done in view.decisions.done] == [True] * UNDO_KEPT
+
+
+async def test_a_note_that_ends_within_a_character_is_kept_as_far_as_it_is_text(served: Served) -> None:
+    client, view = await served.page("reviewer")
+    with client:
+        view.note.value = "so \ud83d"
+        await view._pressed(key("1"))
+    assert json.loads(served.writer.aside[1][2] or b"")["note"] == "so ?"
+
+
+async def test_who_only_looks_does_not_see_what_others_have_decided_for_ever(served: Served) -> None:
+    client, view = await served.page("viewer")
+    assert view.now is not None
+    served.queue.ids = ["e1", "e2"]
+    with client:
+        await view.refill()
+    assert view.now.event_id == "e1"

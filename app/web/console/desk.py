@@ -11,7 +11,7 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
-from app.web.workers import Answer, Workers, heard
+from app.web.workers import Heard, Workers, heard
 from app.web.writer import Writer
 from models.reviews import Decision
 from tables.reviews import REVIEWS
@@ -42,7 +42,7 @@ class Look:
     begun: float
     """time.monotonic"""
     limit: int
-    answers: asyncio.Future[list[Answer]]
+    answers: asyncio.Future[Heard]
 
 
 class Waiting(msgspec.Struct, kw_only=True):
@@ -95,7 +95,7 @@ class Desk:
         self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.until > now}
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
-        answers = heard(await self._ask(task, min(tables.MAX_PAGE, limit + hidden), max_age_s))
+        answers = await self._ask(task, min(tables.MAX_PAGE, limit + hidden), max_age_s)
         good = [body for _, body in answers.bodies]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(
@@ -105,13 +105,15 @@ class Desk:
             silent=[str(each) for each in answers.silent],
         )
 
-    async def _ask(self, task: str, limit: int, max_age_s: float) -> list[Answer]:
+    async def _ask(self, task: str, limit: int, max_age_s: float) -> Heard:
         now, look = time.monotonic(), self._looks.get(task)
         if look is None or now - look.begun >= max_age_s or look.limit < limit:
             params = {"limit": str(limit), **({"task": task} if task else {})}
-            look = Look(now, limit, asyncio.ensure_future(self._workers.ask_all("/reviews", params)))
-            self._looks[task] = look
+            look = self._looks[task] = Look(now, limit, asyncio.ensure_future(self._heard(params)))
         return await asyncio.shield(look.answers)  # a page that goes leaves it to the others
+
+    async def _heard(self, params: dict[str, str]) -> Heard:
+        return heard(await self._workers.ask_all("/reviews", params))
 
     def _free(self, event_id: str, session: str) -> bool:
         claim = self._claims.get(event_id)

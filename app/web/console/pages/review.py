@@ -3,9 +3,7 @@
 The next event is shown at once; the decision is audited and written behind it. It doesn't ask: undo takes it back.
 """
 
-import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,13 +14,12 @@ from nicegui.events import KeyEventArguments
 from app.logic.reviews import allowed as allowed_categories
 from app.settings import TaskSettings
 from app.settings_extract import why_wrong
-from app.web.console.audit import NotAudited, audit
 from app.web.console.context import Visit
 from app.web.console.desk import SHARED_S, Waiting
+from app.web.console.pages.decisions import NOTE_CHARS, Decisions
 from app.web.console.parts import FAILURES, facts, missing, why
 from app.web.console.roles import allowed
 from models.results import Review
-from models.reviews import Decision
 
 __all__ = ["build"]
 
@@ -34,20 +31,8 @@ LOOKS_AGAIN_S = 3.0
 """While nothing waits, the page looks so often whether something came."""
 FRESH_S = 20.0
 """What comes next is fetched again by then: others may have decided it, which the desk knows for `SETTLES_S`."""
-UNDO_KEPT = 20
 LEADS_AWAY_S = 1.5
 """After g the next key leads to another page."""
-
-
-@dataclass(slots=True, eq=False)
-class Done:
-    """A decision of this page."""
-
-    review: Review
-    category: str
-    decided_ms: int
-    saved: bool = False
-    undoing: bool = False
 
 
 async def build(visit: Visit) -> None:
@@ -69,7 +54,6 @@ class View:
         self.now: Review | None = None
         self.later: set[str] = set()
         """Put off by this viewer: shown again when nothing else waits."""
-        self.done: list[Done] = []
         self.waiting: Waiting | None = None
         self.failed = ""
         self._led_away = float("-inf")
@@ -78,8 +62,6 @@ class View:
         """How often another task was chosen: what was asked for before isn't shown."""
         self._fetched = float("-inf")
         self._seen: tuple[Waiting | None, str] = (None, "")
-        self._saving = asyncio.Lock()
-        """What is decided is written in its order."""
         self.client.on_delete(lambda: self.desk.release(self.page))
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -96,7 +78,7 @@ class View:
         self.missing = ui.column().classes("gap-0")
         with ui.row().classes("w-full items-start no-wrap max-md:flex-wrap"):
             self.card = ui.card().classes("grow").props("data-mark=review")
-            self.side = ui.column().classes("w-64 shrink-0")
+            self.decisions = Decisions(self.visit, self._waits_again)
         if self.visit.may("reviewer"):
             ui.keyboard(allowed("reviewer")(self._pressed), repeating=False, ignore=["input", "select", "textarea"])
         ui.timer(LOOKS_AGAIN_S, self._look, immediate=False)
@@ -122,7 +104,6 @@ class View:
                 ui.spinner()
             elif not waiting.silent:  # else it isn't known
                 ui.label(t("nothing_waits")).classes("text-h6").props("data-mark=nothing-waits")
-        self._show_done()
 
     def _event(self, review: Review) -> None:
         t = self.t
@@ -151,7 +132,7 @@ class View:
                     ui.label(category)
                 self._described(review, category)
         with ui.row().classes("w-full items-center"):
-            self.note = ui.input(t("note_key")).props('name="note" maxlength=2000 dense').classes("grow")
+            self.note = ui.input(t("note_key")).props(f'name="note" maxlength={NOTE_CHARS} dense').classes("grow")
             later = ui.button(on_click=allowed("reviewer")(self._put_off)).props("flat no-caps data-mark=later")
             with later:
                 ui.badge("s").props("outline").classes("q-mr-sm")
@@ -177,20 +158,6 @@ class View:
             .props('name="fields" outlined autogrow spellcheck=false')
             .classes("w-full mono")
         )
-
-    def _show_done(self) -> None:
-        self.side.clear()
-        with self.side:
-            if self.done:
-                ui.label(self.t("decided_here")).classes("opacity-70")
-            for place, done in enumerate(reversed(self.done)):
-                with ui.row().classes("w-full items-center no-wrap gap-1"):
-                    ui.icon("check" if done.saved else "hourglass_empty")
-                    ui.label(f"{done.category} · {done.review.event_id}").classes("grow ellipsis").style(
-                        "max-width: 11rem"
-                    )
-                    undo = ui.button(on_click=allowed("reviewer")(self._undoer(done)), icon="undo")
-                    undo.props(f"flat dense round data-mark=undo-{place}").tooltip(self.t("undo_key"))
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
@@ -234,6 +201,8 @@ class View:
         if chosen != self._chosen:
             return
         self.waiting, self.failed = waiting, ""
+        if not self.visit.may("reviewer"):
+            self.now = None  # who only looks holds nothing: others may have decided it
         known = {self.now.event_id} if self.now else set()
         fresh = [review for review in rows if review.event_id not in known | self.later]
         self.ahead = fresh or [review for review in rows if review.event_id not in known]
@@ -274,8 +243,7 @@ class View:
         elif now - self._led_away < LEADS_AWAY_S:
             self._led_away = float("-inf")
         elif name == "u":
-            if self.done:
-                await self._undo(self.done[-1])
+            await self.decisions.undo_latest()
         elif self.now is not None:
             await self._key(self.now, name)
 
@@ -302,17 +270,11 @@ class View:
             return
         if not await self._has(review):
             return
-        decision = Decision(
-            event_id=review.event_id, category=category, fields=fields, reviewer=self.visit.session.user,
-            note=(self.note.value or "")[:2000], decided_ms=int(time.time() * 1000),
-        )  # fmt: skip
-        done = Done(review, category, decision.decided_ms)
-        self.done = [*self.done[-UNDO_KEPT + 1 :], done]
-        self.desk.taken(review.event_id)
+        done = self.decisions.take(review, category, fields, self.note.value or "")
         if self.waiting is not None:
             self.waiting.waiting = max(0, self.waiting.waiting - 1)
         self._advance()
-        await self._write(done, decision)
+        await self.decisions.write(done)
 
     async def _has(self, review: Review) -> bool:
         """Whether the event at hand is still this viewer's to decide: a claim runs out, and others may have decided it."""
@@ -321,13 +283,13 @@ class View:
             try:
                 row = await self.desk.find(review.event_id)
             except FAILURES as error:
-                self._notify(self.t("not_saved", id=review.event_id, why=why(error)))
+                self.decisions.notify(self.t("not_saved", id=review.event_id, why=why(error)))
                 return False
             lost = row is not None and row.get("decision") is not None
         if self.now is not review:
             return False
         if lost or not self.desk.claim(review.event_id, self.me, self.page):
-            self._notify(self.t("review_lost", id=review.event_id))
+            self.decisions.notify(self.t("review_lost", id=review.event_id))
             self.desk.release(self.page)
             self._advance()
             return False
@@ -339,79 +301,15 @@ class View:
         if not text:
             return None, ""
         try:
-            fields = msgspec.json.decode(text.encode(), type=dict[str, object])
-        except msgspec.MsgspecError as error:
+            fields = msgspec.json.decode(text.encode("utf-8", "surrogatepass"), type=dict[str, object])
+        except (msgspec.MsgspecError, RecursionError) as error:
             return None, str(error)
         return fields, why_wrong(self.tasks[review.task].extract, fields)
 
-    async def _write(self, done: Done, decision: Decision) -> bool:
-        """Audits and writes, behind what this page decided before. Says whether it is stored."""
-        try:
-            async with self._saving:
-                if done not in self.done:
-                    return False  # what it would take back wasn't stored
-                detail = {"category": decision.category, "task": done.review.task}
-                await audit(self.visit, "undo" if decision.undo else "decide", f"review/{decision.event_id}", detail)
-                await self.desk.write(decision)
-        except (*FAILURES, NotAudited) as error:
-            self._notify(self.t("not_saved", id=decision.event_id, why=why(error)))
-            stored = False
-        else:
-            stored = True
-        if stored == decision.undo:  # it waits again: taken back, or never stored
-            self.desk.given_back(decision.event_id)
-            self.done = [each for each in self.done if each is not done]
-        done.saved = True
-        self._show_side()
-        return stored
-
-    def _show_side(self) -> None:
-        if not self.side.is_deleted:
-            self._show_done()
-
-    def _notify(self, text: str) -> None:
-        if not self.card.is_deleted:
-            with self.card:
-                ui.notify(text, type="negative", timeout=0, close_button=True)
-
-    def _undoer(self, done: Done) -> Any:
-        async def undo() -> None:
-            await self._undo(done)
-
-        return undo
-
-    async def _is_mine(self, done: Done) -> bool:
-        """Whether what would be taken back is what was decided here, and nothing that somebody decided since."""
-        if self.desk.settling(done.review.event_id):
-            return True
-        try:
-            row = await self.desk.find(done.review.event_id)
-        except FAILURES:
-            return False
-        decision = (row or {}).get("decision") or {}
-        return (decision.get("reviewer"), decision.get("decided_ms")) == (self.visit.session.user, done.decided_ms)
-
-    async def _undo(self, done: Done) -> None:
-        """The event waits again; it is shown again once that is stored."""
-        if done not in self.done or done.undoing:
-            return
-        done.undoing = True
-        if not await self._is_mine(done):
-            done.undoing = False
-            self._notify(self.t("undo_late", id=done.review.event_id))
-            return
-        decision = Decision(
-            event_id=done.review.event_id,
-            reviewer=self.visit.session.user,
-            decided_ms=int(time.time() * 1000),
-            undo=True,
-        )
-        stored = await self._write(done, decision)
-        done.undoing = False
-        if not stored:
-            return
+    def _waits_again(self, review: Review) -> None:
+        """Its decision was taken back: it is shown again."""
         if self.now is not None:
             self.ahead.insert(0, self.now)
         self.desk.release(self.page)
-        self.ahead.insert(0, done.review)
+        self.ahead.insert(0, review)
         self._next()
