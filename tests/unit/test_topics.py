@@ -11,8 +11,7 @@ from app.errors import BrokerError, HeadraceError
 from app.kafka import admin
 from app.settings import Settings, load
 from app.web.history import History
-from app.web.letters import Budget
-from app.web.scan import Asked, scan
+from app.web.scan import Asked, Budget, scan
 from tests.helpers.topics import create
 
 OURS = {
