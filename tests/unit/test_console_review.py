@@ -31,8 +31,11 @@ class Queue(Workers):
     def __init__(self, *ids: str) -> None:
         self.ids, self.asked = list(ids), list[str]()
         self.decided: dict[str, dict[str, Any]] = {}
-        """What State has of decisions; without the workers, should `down` be set."""
+        """What State has of decisions."""
+        self.rows: list[Any] | None = None
+        """What State has of any review, instead: nothing while it is being restored."""
         self.down = False
+        """It fails when it is asked for State."""
         self.answers = asyncio.Event()
         self.answers.set()
 
@@ -44,10 +47,9 @@ class Queue(Workers):
         self.asked.append(f"{path} {params.get('task', '')}".strip())
         await self.answers.wait()
         if path != "/reviews":
-            row = {"value": {"decision": self.decided.get(params["key"])}}
-            return (
-                Answer(worker, 500, b"{}") if self.down else Answer(worker, 200, json.dumps({"rows": [row]}).encode())
-            )
+            found = [{"value": {"decision": self.decided.get(params["key"])}}]
+            body: Any = {"rows": found if self.rows is None else self.rows}
+            return Answer(worker, 500 if self.down else 200, json.dumps(body).encode())
         rows = [
             {
                 "at_ms": n,
@@ -217,6 +219,20 @@ async def test_an_event_looked_at_for_long_is_decided_unless_somebody_did(
     assert len(served.writer.aside) == written
     assert view.now is not None
     assert view.now.event_id == "e1"
+
+
+@pytest.mark.parametrize("rows", [None, []])
+async def test_nothing_is_decided_while_it_is_not_known_whether_somebody_did(
+    served: Served, monkeypatch: pytest.MonkeyPatch, rows: list[Any] | None
+) -> None:
+    client, view = await served.page("reviewer")
+    pass_time(monkeypatch, CLAIM_S + 1)
+    served.queue.rows, served.queue.down = rows, rows is None
+    with client:
+        await view._pressed(key("1"))
+    assert served.writer.aside == []
+    assert view.now is not None
+    assert view.now.event_id == "e0"
 
 
 @pytest.mark.parametrize("theirs", [False, True])

@@ -136,15 +136,18 @@ class Desk:
         """Gives back what a page looks at."""
         self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.page != page}
 
-    async def find(self, event_id: str) -> dict[str, Any] | None:
-        """The review of an event with its decision; None: none is kept, or its worker doesn't answer.
+    async def find(self, event_id: str) -> dict[str, Any]:
+        """The review of an event with its decision.
 
         Raises:
             Problem: no worker is alive.
-            LookupError: no worker has the stage.
+            LookupError: it isn't known: its worker doesn't answer, its partition is being restored, or it isn't kept.
         """
         found = await tables.find(self._workers.ask_all, STAGE, REVIEWS.name, event_id)
-        return found.rows[0]["value"] if found.rows else None
+        if not found.rows:
+            raise LookupError(", ".join(map(str, found.silent)) or "no worker has this review now")
+        review: dict[str, Any] = found.rows[0]["value"]
+        return review
 
     # -- decisions -------------------------------------------------------------------------------------------------
 

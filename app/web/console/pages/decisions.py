@@ -146,8 +146,7 @@ class Decisions:
         if self.desk.settling(done.review.event_id):
             return True
         try:
-            row = await self.desk.find(done.review.event_id)
+            found = (await self.desk.find(done.review.event_id))["decision"] or {}
         except FAILURES:
             return False
-        found = (row or {}).get("decision") or {}
         return (found.get("reviewer"), found.get("decided_ms")) == (done.decision.reviewer, done.decision.decided_ms)

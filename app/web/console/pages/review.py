@@ -281,11 +281,10 @@ class View:
         lost = False
         if not self.desk.holds(review.event_id, self.me):
             try:
-                row = await self.desk.find(review.event_id)
+                lost = (await self.desk.find(review.event_id))["decision"] is not None
             except FAILURES as error:
                 self.decisions.notify(self.t("not_saved", id=review.event_id, why=why(error)))
                 return False
-            lost = row is not None and row.get("decision") is not None
         if self.now is not review:
             return False
         if lost or not self.desk.claim(review.event_id, self.me, self.page):
