@@ -53,6 +53,8 @@ class DeadLetter:
     message: str
     topic: str
     """Where it is sent back to: what the stage that failed reads; empty when it can't be."""
+    read_at: str
+    """Where it was read, as `topic/partition/offset`; empty for what a stage made."""
     topic_partition: int | None
     """The partition that it was read from; None: by its key."""
     attempt: int
@@ -102,14 +104,14 @@ def examine(record: Record, targets: Set[str]) -> DeadLetter:
     topic = _text(last.get("headrace.field" if too_large else f"{_CONNECT}topic"))
     partition = None if too_large else _number(last.get(f"{_CONNECT}partition"))
     attempt = _number(last.get(ATTEMPT)) or 0
-    place = f"{topic}/{partition}/{_text(last.get(f'{_CONNECT}offset'))}"
-    origin = last.get(ORIGIN) or (b"" if too_large else place.encode())
+    read_at = "" if too_large or not topic else f"{topic}/{partition}/{_text(last.get(f'{_CONNECT}offset'))}"
+    origin = last.get(ORIGIN) or read_at.encode()
     kept = [header for header in _received(record, too_large) if header[0] not in (ATTEMPT, ORIGIN)]
     return DeadLetter(
         partition=record.partition, offset=record.offset, at_ms=record.timestamp, key=record.key, value=record.value,
         reason=reason, stage=_text(last.get("headrace.stage")), field=_text(last.get("headrace.field")),
         message=_text(last.get(f"{_CONNECT}exception.message")), topic=topic if reason and topic in targets else "",
-        topic_partition=partition, attempt=attempt,
+        read_at=read_at, topic_partition=partition, attempt=attempt,
         headers=[*kept, (ATTEMPT, b"%d" % (attempt + 1)), (ORIGIN, origin)],
     )  # fmt: skip
 

@@ -171,9 +171,8 @@ async def users() -> list[tuple[bytes | None, bytes | None]]:
 def console_topics(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
     """The prefix of a deployment with users; each file has its own, and finds nothing of the others in it."""
     name = request.module.__name__.rpartition("test_")[2]
-    prefix = (
-        "shop-" if name == "pages" else f"{name}-"
-    )  # it is to be read in pictures; the broker is this session's alone
+    # `shop-` is to be read in pictures; the broker is this session's alone.
+    prefix = "shop-" if name == "pages" else f"{name}-"
 
     async def make() -> None:
         await topics.create(kafka.bootstrap, f"{prefix}console-users", 1)

@@ -61,8 +61,7 @@ def test_the_overview_shows_results_as_they_come(
         browser.find("tile-events_in")
         if time.monotonic() > until:
             break
-    # Other files' events may be in it too: they share the worker.
-    browser.until(lambda: browser.find("share-rule").text not in ("–", "0%"), "the first point of the charts")
+    browser.until(lambda: browser.find("share-rule").text == "100%", "the first point of the charts")
     browser.picture("overview")
     browser.click("pause")
     browser.see("Go on")

@@ -58,13 +58,10 @@ class LetterPanel:
         if opened.marker is not None:
             how = t("sent_to", topic=opened.marker.to) if opened.marker.to else t("was_discarded")
             ui.label(f"{how} · {visit.time(opened.marker.at_ms)}").classes("text-positive").props("data-mark=handled")
-        last = dict(opened.headers)
-        connect = "__connect.errors."
-        place = "/".join(printable(last.get(f"{connect}{name}")) for name in ("topic", "partition", "offset"))
         facts(
             [
                 (t("field"), letter.field), (t("of_stage"), letter.stage), (t("time"), visit.time(letter.at_ms)),
-                (t("read_at"), place), (t("goes_to"), letter.topic), (t("attempt"), letter.attempt),
+                (t("read_at"), letter.read_at), (t("goes_to"), letter.topic), (t("attempt"), letter.attempt),
                 (t("key"), printable(letter.key)),
                 (t("bytes"), t("no_value") if letter.value is None else f"{len(letter.value):,}"),
             ]
