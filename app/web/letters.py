@@ -182,7 +182,7 @@ class Letters:
             await self._markers.read()
             asked = Asked(topic=self._dead, since_ms=wanted.since_ms, rows=0)
             found.progress = await scan(self._settings, asked, budget, take)
-            found.partial = found.progress.why if found.progress.partial else ""
+            found.partial = "" if found.progress.why == "complete" else found.progress.why
         except (HeadraceError, KafkaError, OSError, TimeoutError):
             found.partial = "kafka"
         found.done = True

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from app.web.gateway.workers import Answer, Workers
 from nicegui import ui
 
 from app.web.announce import Worker
 from app.web.console.app import shell
 from app.web.console.pages.tables import View
 from app.web.console.pages.windows import SHOWN_WINDOWS
+from app.web.workers import Answer, Workers
 from tests.helpers.console import console_app
 from tests.unit.test_console_roles import page_of
 
