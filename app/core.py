@@ -34,10 +34,6 @@ __all__ = ["App", "add_stage", "app", "settings"]
 
 log = logging.getLogger("headrace")
 
-HEARTBEATS_PER_SESSION = 5
-"""Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
-HEARTBEAT_MAX_S = 1.0
-"""A member learns with its next heartbeat that partitions are to be moved: what a standby waits before it takes over."""
 PORTS_TRIED = 50
 GC_THRESHOLD = (500_000, 20, 50)
 """A batch makes thousands of short-lived objects; the default of 700 looks through them again and again."""
@@ -184,7 +180,7 @@ def build(settings: Settings) -> App:
         table_standby_replicas=kafka.standby_replicas,
         stream_buffer_maxsize=64,  # batches, not events: lanes bound what they hold by credit
         broker_session_timeout=kafka.session_timeout_s,
-        broker_heartbeat_interval=min(HEARTBEAT_MAX_S, kafka.session_timeout_s / HEARTBEATS_PER_SESSION),
+        broker_heartbeat_interval=kafka.heartbeat_s,
         broker_rebalance_timeout=max(60.0, kafka.session_timeout_s * 2),
         broker_request_timeout=kafka.request_timeout_s,
         broker_max_poll_interval=kafka.max_poll_interval_s,

@@ -11,8 +11,6 @@ __all__ = ["KINDS", "Kind", "acls"]
 Kind = Literal["worker", "gateway", "reader"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-Rights = dict[str, tuple[Operation, ...]]
-
 STAGES_READ = (
     "rekeyed",
     "window-events",
@@ -62,14 +60,15 @@ def _worker(settings: Settings) -> list[Acl]:
 
 
 def _gateway(settings: Settings) -> list[Acl]:
-    rights: Rights = {}
-    for source in settings.sources:
-        rights[settings.source_topic(source)] = ("Write", "Describe")
+    found = [
+        Acl(resource="topic", name=settings.source_topic(source), operations=("Write", "Describe"))
+        for source in settings.sources
+    ]
     for topic in OURS:
         read: tuple[Operation, ...] = ("Read",) if topic.name in GATEWAY_READS else ()
         write: tuple[Operation, ...] = ("Write",) if topic.name == "gateway-replies" else ()
-        rights[settings.topic(topic.name)] = (*read, *write, "Describe")
-    return [Acl(resource="topic", name=name, operations=operations) for name, operations in rights.items()]
+        found.append(Acl(resource="topic", name=settings.topic(topic.name), operations=(*read, *write, "Describe")))
+    return found
 
 
 def _reader(settings: Settings) -> list[Acl]:

@@ -9,6 +9,11 @@ from app.settings_base import Section
 
 __all__ = ["DeliverySettings", "KafkaSettings"]
 
+HEARTBEATS_PER_SESSION = 5
+"""Kafka advises at least three; a busy loop doesn't matter, heartbeats have a thread of their own."""
+HEARTBEAT_MAX_S = 1.0
+"""A member learns with its next heartbeat that partitions are to be moved: what a standby waits before it takes over."""
+
 
 class KafkaSettings(Section):
     """How to reach Kafka, and what our topics look like."""
@@ -59,6 +64,11 @@ class KafkaSettings(Section):
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
         "none", description="Of what we write. none costs the least CPU; lz4 or zstd where the network is the limit."
     )
+
+    @property
+    def heartbeat_s(self) -> float:
+        """How often a member of a consumer group says that it is there."""
+        return min(HEARTBEAT_MAX_S, self.session_timeout_s / HEARTBEATS_PER_SESSION)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

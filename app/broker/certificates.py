@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from app.broker.private import write_private
+from app.broker.private import BROKER, CA, SUBJECT, write_private
 
-__all__ = ["BROKER", "CA", "SUBJECT", "ensure_certificates"]
+__all__ = ["ensure_certificates"]
 
-CA, CA_KEY, BROKER = "ca.pem", "ca-key.pem", "broker.pem"
-SUBJECT = "headrace-broker"
+CA_KEY = "ca-key.pem"
 AUTHORITY = "headrace embedded broker"
 CA_DAYS = 3650
 BROKER_DAYS = 820

@@ -1,9 +1,13 @@
-"""Files that only their owner may read."""
+"""Files that only their owner may read, and the names of those that a secured broker and its clients share."""
 
 import os
 from pathlib import Path
 
-__all__ = ["write_private"]
+__all__ = ["BROKER", "CA", "SUBJECT", "write_private"]
+
+CA, BROKER = "ca.pem", "broker.pem"
+SUBJECT = "headrace-broker"
+"""Whom the broker's certificate names."""
 
 
 def write_private(path: Path, text: str) -> None:

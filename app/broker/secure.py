@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.broker.acls import Acl, set_acls
-from app.broker.private import write_private
+from app.broker.private import BROKER, CA, SUBJECT, write_private
 from app.errors import BrokerError
 from app.kafka import admin
 from app.settings import KafkaSettings
@@ -45,7 +45,7 @@ class Secured:
 
     @property
     def ca_file(self) -> Path:
-        return self.folder / "ca.pem"
+        return self.folder / CA
 
     def env_file(self, user: str) -> Path:
         return self.folder / f"{user}.env"
@@ -57,7 +57,7 @@ class Secured:
             BrokerError: `cryptography` isn't installed, or a file can't be read.
         """
         try:
-            from app.broker.certificates import SUBJECT, ensure_certificates
+            from app.broker.certificates import ensure_certificates
         except ImportError as error:
             raise BrokerError("`--secure` needs cryptography: pip install 'headrace[local]'") from error
         try:
@@ -70,7 +70,7 @@ class Secured:
             raise BrokerError(
                 f"{self.folder} can't be used ({error}); remove it to have certificates and passwords made anew"
             ) from error
-        return self._properties(SUBJECT)
+        return self._properties()
 
     def _password(self, user: str) -> str:
         try:
@@ -84,18 +84,15 @@ class Secured:
         raise ValueError(f"{self.env_file(user).name} holds no password")
 
     def _environment(self, user: str, bootstrap: str) -> str:
-        values = {
-            "BOOTSTRAP_SERVERS": bootstrap, "SECURITY_PROTOCOL": "SASL_SSL", "SASL_MECHANISM": "PLAIN",
-            "USERNAME": user, "PASSWORD": self.passwords[user], "SSL_CA_FILE": shlex.quote(str(self.ca_file)),
-        }  # fmt: skip
-        return "".join(f"HEADRACE_KAFKA__{name}={value}\n" for name, value in values.items())
+        values = self.settings(user, bootstrap).model_dump(exclude_unset=True) | {"password": self.passwords[user]}
+        return "".join(f"HEADRACE_KAFKA__{name.upper()}={shlex.quote(str(value))}\n" for name, value in values.items())
 
-    def _properties(self, subject: str) -> dict[str, str]:
+    def _properties(self) -> dict[str, str]:
         users = " ".join(f'user_{user}="{password}"' for user, password in self.passwords.items())
         return {
             "listener.security.protocol.map": "CLIENTS:SASL_SSL,INTERNAL:SSL,CONTROLLER:SSL",
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(self.folder / "broker.pem"),
+            "ssl.keystore.location": str(self.folder / BROKER),
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.ca_file),
             "listener.name.internal.ssl.client.auth": "required",
@@ -104,7 +101,7 @@ class Secured:
             "listener.name.clients.plain.sasl.jaas.config": f"{PLAIN} required {users};",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "allow.everyone.if.no.acl.found": "false",
-            "super.users": f"User:CN={subject};User:{ADMIN}",
+            "super.users": f"User:CN={SUBJECT};User:{ADMIN}",
         }
 
     def settings(self, user: str, bootstrap: str) -> KafkaSettings:

@@ -14,13 +14,10 @@ import msgspec
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
-    GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
     GroupLoadInProgressError,
     KafkaError,
     NotCoordinatorForGroupError,
-    TopicAuthorizationFailedError,
-    TransactionalIdAuthorizationFailed,
 )
 from aiokafka.structs import ConsumerRecord, TopicPartition
 from faust.cli.base import cli
@@ -32,7 +29,7 @@ from app.core import app, settings
 from app.delivery.probe import initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
 from app.errors import BrokerError
-from app.kafka import admin, client_kwargs, unreachable
+from app.kafka import admin, client_kwargs, is_refusal, unreachable
 from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.rights import Kind
@@ -272,14 +269,10 @@ async def _rights(found: Findings) -> None:
     for what, step in steps:
         try:
             await step()
-        except (
-            TransactionalIdAuthorizationFailed,
-            GroupAuthorizationFailedError,
-            TopicAuthorizationFailedError,
-        ) as error:
-            found.fail(f"{what}: refused ({type(error).__name__}); `headrace check --acls` prints what is needed")
         except KafkaError as error:
-            raise BrokerError(f"{what}: {type(error).__name__}: {error}") from error
+            if not is_refusal(error):
+                raise BrokerError(f"{what}: {type(error).__name__}: {error}") from error
+            found.fail(f"{what}: refused ({type(error).__name__}); `headrace check --acls` prints what is needed")
         else:
             found.ok(what)
 

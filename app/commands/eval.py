@@ -192,8 +192,9 @@ async def _deep(
     for provider in chain:
         if only and provider.name not in only:
             continue
-        fields = {name: getattr(provider, name) for name in type(provider).model_fields}
-        alone = settings.llm.model_copy(update={**fields, "sources": [], "tasks": [], "marks": [], "providers": []})
+        alone = settings.llm.model_copy(
+            update={**dict(provider), "sources": [], "tasks": [], "marks": [], "providers": []}
+        )
         reports.append(await _ask(settings.model_copy(update={"llm": alone}), provider.name, task, rows))
 
 

@@ -1,7 +1,6 @@
 """`headrace sink`: copies results to databases until it is stopped."""
 
 import asyncio
-import contextlib
 import logging
 import logging.config
 import signal
@@ -42,13 +41,20 @@ def sink(names: Sequence[str], metrics_port: int | None) -> None:
     logging.config.dictConfig(logging_config(settings))
     try:
         chosen = [(own, database_of(own)) for own in _chosen(names)]
+        if metrics_port is not None:
+            _serve_metrics(metrics_port)
     except HeadraceError as error:
         click.echo(f"headrace: {error}", err=True)
         raise SystemExit(1) from None
-    if metrics_port is not None:
-        start_http_server(metrics_port, addr="127.0.0.1")
     if asyncio.run(run_all(chosen)):
         raise SystemExit(1)
+
+
+def _serve_metrics(port: int) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1")
+    except OSError as error:
+        raise SinkError(f"metrics can't be served on 127.0.0.1:{port} ({error.strerror}); give another port") from error
 
 
 def _chosen(names: Sequence[str]) -> list[SinkSettings]:
@@ -96,9 +102,5 @@ async def run_all(chosen: list[tuple[SinkSettings, Database]]) -> int:
             return False
         return True
 
-    tasks = [asyncio.create_task(one(*each)) for each in chosen]
-    outcomes = await asyncio.gather(*tasks)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with contextlib.suppress(ValueError):
-            loop.remove_signal_handler(number)
+    outcomes = await asyncio.gather(*(one(*each) for each in chosen))
     return outcomes.count(False)

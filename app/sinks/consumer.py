@@ -36,6 +36,6 @@ def _group(settings: Settings, own: SinkSettings) -> dict[str, Any]:
     return {
         "group_id": settings.topic(f"headrace-sink-{own.name}"),
         "session_timeout_ms": int(settings.kafka.session_timeout_s * 1000),
-        "heartbeat_interval_ms": int(min(1.0, settings.kafka.session_timeout_s / 5) * 1000),
+        "heartbeat_interval_ms": int(settings.kafka.heartbeat_s * 1000),
         "max_poll_interval_ms": NEVER_IDLE_MS,
     }

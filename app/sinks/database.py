@@ -17,6 +17,9 @@ from app.sinks.tables import Table
 
 __all__ = ["Database", "Fenced", "RowRefused", "Run", "Written"]
 
+MANY = 10
+"""So many rows that all break one rule of their table: it isn't the rows."""
+
 
 class Fenced(HeadraceError):
     """A position doesn't stand where the batch begins. Nothing was written; read positions and go on from there."""
@@ -35,10 +38,6 @@ class RowRefused(SinkError):
     def __init__(self, why: str, *, constraint: bool = False) -> None:
         super().__init__(why)
         self.constraint = constraint
-
-
-MANY = 10
-"""So many rows that all break one rule of their table: it isn't the rows."""
 
 
 class Written(NamedTuple):

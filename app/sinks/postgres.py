@@ -27,9 +27,8 @@ DEFAULTS = {
 FIXED = {"client_encoding": "UTF8"}
 """Text is Unicode here, whatever the database's encoding: it converts, and refuses only what it can't hold."""
 LIMITS = (
-    ("statement_timeout", "60s"),
-    ("lock_timeout", "20s"),
-    ("idle_in_transaction_session_timeout", "30s"),
+    "SET LOCAL statement_timeout = '60s'; SET LOCAL lock_timeout = '20s'; "
+    "SET LOCAL idle_in_transaction_session_timeout = '30s'"
 )
 """A process that is stopped in a transaction must not hold up the one that took its partitions over."""
 TABLES_LOCK = 7_311_042
@@ -64,10 +63,8 @@ class Postgres(Database):
         try:
             connection = self._connected()
             with connection.transaction(force_rollback=not keep):
-                run = _Run(connection)
-                for name, value in LIMITS:
-                    run.ask("SELECT set_config(%s, %s, true)", [name, value])
-                yield run
+                connection.execute(LIMITS.encode())
+                yield _Run(connection)
         except psycopg.Error as error:
             raise self._as_ours(error) from error
 

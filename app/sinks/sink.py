@@ -20,7 +20,8 @@ from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionE
 from aiokafka.structs import TopicPartition
 
 from app import metrics, topics
-from app.errors import BrokerError, SinkError, SinkUnavailable
+from app.errors import BrokerError, HeadraceError, SinkError, SinkUnavailable
+from app.kafka import explained
 from app.settings import Settings
 from app.settings_sinks import SinkSettings
 from app.sinks.batch import Batch, Mark, Place, mark_of
@@ -363,7 +364,8 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def _failed(self, kind: str, error: Exception) -> None:
         """Counts an error; says it once, not with every attempt."""
         metrics.SINK_ERRORS.labels(self.name, kind).inc()
-        if (said := str(error)) != self._said:
+        said = str(error) if isinstance(error, HeadraceError) else explained(self._settings.kafka, error)
+        if said != self._said:
             self._said = said
             log.warning("%s; trying again", said if said.startswith("sink ") else f"sink {self.name}: {said}")
 

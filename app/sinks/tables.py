@@ -19,6 +19,7 @@ __all__ = ["OFFSET", "PARTITION", "TABLES", "TIMESTAMP", "Column", "Kind", "Tabl
 
 Kind = Literal["text", "integer", "small", "number", "boolean", "json", "bytes"]
 SCALARS: Mapping[Any, Kind] = {str: "text", int: "integer", float: "number", bool: "boolean"}
+PLAIN: Mapping[Kind | None, Any] = {kind: plain for plain, kind in SCALARS.items()}
 
 PARTITION, OFFSET, TIMESTAMP = "kafka_partition", "kafka_offset", "kafka_timestamp_ms"
 
@@ -53,6 +54,7 @@ class Table:
         self.topic, self.name, self.key, self.keyed = topic, topic.replace("-", "_"), key, keyed
         found = list(_flat(model))
         self.columns = (*(column for column, _ in found), *PLACE)
+        self._key = [column.name for column in self.columns].index(key)
         self._json = [index for index, (column, _) in enumerate(found) if column.kind == "json"]
         self._values = attrgetter(*(path for _, path in found))
         self._decode = msgspec.json.Decoder(_loose(model)).decode
@@ -75,7 +77,7 @@ class Table:
         return tuple(values)
 
     def key_of(self, values: tuple[Any, ...]) -> str:
-        found: str = values[next(i for i, column in enumerate(self.columns) if column.name == self.key)]
+        found: str = values[self._key]
         return found
 
 
@@ -97,7 +99,7 @@ def _loose(model: type[msgspec.Struct]) -> type[msgspec.Struct]:
     for field in msgspec.structs.fields(model):
         kind: Any = field.type
         if not _is_model(kind):
-            kind = {"text": str, "integer": int, "number": float, "boolean": bool}.get(_scalar(kind) or "", msgspec.Raw)
+            kind = PLAIN.get(_scalar(kind), msgspec.Raw)
         if field.required:
             fields.append((field.name, kind))
             continue
@@ -106,7 +108,7 @@ def _loose(model: type[msgspec.Struct]) -> type[msgspec.Struct]:
         if kind is msgspec.Raw:
             default = msgspec.Raw(msgspec.json.encode(default))
         fields.append((field.name, kind, msgspec.field(default_factory=_always(default))))
-    return msgspec.defstruct(model.__name__, sorted(fields, key=len), kw_only=True, gc=False)
+    return msgspec.defstruct(model.__name__, fields, kw_only=True, gc=False)
 
 
 def _always(value: Any) -> Callable[[], Any]:

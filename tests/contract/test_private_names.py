@@ -55,6 +55,7 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (GroupCoordinator, "check_errors"),
         (GroupCoordinator, "request_rejoin"),
         (AIOKafkaConnection, "close"),
+        (AIOKafkaAdminClient, "_send_request"),
         (AIOKafkaAdminClient, "_send_request_to_node"),
         (SubscriptionState, "fetch_context"),
         (faust_tables.TableManager, "_update_channels"),

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import psycopg
-
 from app.broker.kafka import EmbeddedKafka
 from tests.helpers import topics
 from tests.helpers.postgres import PostgresServer, programs
 from tests.helpers.processes import Worker, rest, wait_until
-from tests.helpers.sinks import SinkProcess
+from tests.helpers.sinks import SinkProcess, rows_in_duckdb, rows_in_postgres
 
 __all__ = ["Report", "main", "run"]
 
@@ -61,8 +58,9 @@ flush_s = 0.2
 SESSION_S = 6
 STOPPED_S = 9.0
 """Past the session: others take the partitions, and the one that was stopped comes back with a batch in its hands."""
-COLUMNS = (
-    "event_id, category, event_type, created_ms, source_partition, source_offset, entity, kafka_partition, kafka_offset"
+ROWS = (
+    "SELECT event_id, category, event_type, created_ms, source_partition, source_offset, entity, kafka_partition, "
+    "kafka_offset FROM ai_results"
 )
 
 Row = tuple[Any, ...]
@@ -110,22 +108,6 @@ async def expected(bootstrap: str, prefix: str) -> tuple[list[Row], int]:
     return sorted(latest.values()), len(records)
 
 
-def in_postgres(dsn: str) -> list[Row]:
-    try:
-        with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as connection:
-            return sorted(connection.execute(f"SELECT {COLUMNS} FROM ai_results".encode()).fetchall())
-    except (psycopg.OperationalError, psycopg.errors.UndefinedTable):
-        return []
-
-
-def in_duckdb(path: Path) -> list[Row]:
-    try:
-        with duckdb.connect(str(path), read_only=True) as file:
-            return sorted(file.execute(f"SELECT {COLUMNS} FROM ai_results").fetchall())
-    except (duckdb.IOException, duckdb.CatalogException):  # a batch is being written, or it isn't there yet
-        return []
-
-
 def difference(rows: list[Row], wanted: list[Row]) -> list[str]:
     return [
         *(f"missing {row}" for row in sorted(set(wanted) - set(rows))[:20]),
@@ -139,7 +121,7 @@ def run(
 ) -> Report:
     """Writes events while things are killed; returns when the databases hold what they must, or can't any more."""
     rnd, begun = random.Random(seed), time.monotonic()
-    dsn = postgres.database(prefix.strip("-"))
+    dsn = postgres.database()
     (folder / "headrace.toml").write_text(CONFIG.format(prefix=prefix, folder=folder))
     env = {
         "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": prefix,
@@ -216,9 +198,10 @@ def _settle(bootstrap: str, prefix: str, dsn: str, path: Path) -> dict[str, list
     wait_until(lambda: lag() == 0, 120, "the worker is through", 0.5)
     wanted, _ = asyncio.run(expected(bootstrap, prefix))
     found: dict[str, list[str]] = {}
-    for name, look in (("PostgreSQL", lambda: in_postgres(dsn)), ("DuckDB", lambda: in_duckdb(path))):
+    looks = {"PostgreSQL": lambda: rows_in_postgres(dsn, ROWS), "DuckDB": lambda: rows_in_duckdb(path, ROWS)}
+    for name, look in looks.items():
         try:
-            wait_until(lambda look=look: look() == wanted, 90, name, 0.5)  # type: ignore[misc]  # bound now
+            wait_until(lambda look=look: sorted(look()) == wanted, 90, name, 0.5)  # type: ignore[misc]  # bound now
             found[name] = []
         except AssertionError:
             found[name] = difference(look(), wanted)

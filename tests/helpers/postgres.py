@@ -1,5 +1,6 @@
 """A real PostgreSQL of this session: a cluster in a temporary folder, reached by a Unix socket only."""
 
+import itertools
 import os
 import pwd
 import shutil
@@ -44,13 +45,15 @@ class PostgresServer:
             check=True, capture_output=True, **self._as,
         )  # fmt: skip
         self.process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count()
 
     @property
     def dsn(self) -> str:
         return f"host={self.folder} user={USER} dbname=postgres"
 
-    def database(self, name: str, encoding: str = "UTF8") -> str:
+    def database(self, encoding: str = "UTF8") -> str:
         """Makes an empty database; returns its connection string."""
+        name = f"t{next(self._numbers)}"
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             how = f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
             connection.execute(f'CREATE DATABASE "{name}" {how}'.encode())

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+from aiokafka.protocol.admin import DeleteAclsRequest
+
 from app import rights
-from app.broker.acls import Acl, set_acls, take_acls
+from app.broker.acls import Acl, numbered, set_acls
 from app.broker.kafka import EmbeddedKafka
+from app.broker.private import SUBJECT
 from app.broker.secure import ADMIN, Secured
 from app.kafka import admin
 from app.settings import KafkaSettings, Settings
@@ -13,7 +16,7 @@ __all__ = ["SecureKafka"]
 
 OPEN_INSIDE = {
     "listener.security.protocol.map": "CLIENTS:SASL_SSL,INTERNAL:PLAINTEXT,CONTROLLER:SSL",
-    "super.users": f"User:CN=headrace-broker;User:{ADMIN};User:ANONYMOUS",
+    "super.users": f"User:CN={SUBJECT};User:{ADMIN};User:ANONYMOUS",
 }
 
 
@@ -34,7 +37,9 @@ class SecureKafka(EmbeddedKafka):
 
     async def take(self, user: str, *acls: Acl) -> None:
         async with admin(self.settings(ADMIN)) as client:
-            await take_acls(client, user, acls)
+            for numbers in numbered(user, acls):
+                answer = await client._send_request(DeleteAclsRequest(*numbers))
+                assert [code for code, *_ in answer.filter_responses] == [0]
 
     async def give(self, user: str, *acls: Acl) -> None:
         async with admin(self.settings(ADMIN)) as client:

@@ -33,10 +33,26 @@ COUNT = 40
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, str]]:
+    """`headrace broker --secure`, which has stopped; and the password that it gave the user `worker`."""
+    process = BrokerProcess(
+        tmp_path_factory.mktemp("secure"), "--port", "0", "--secure", HEADRACE_KAFKA__TOPIC_PREFIX=PREFIX
+    )
+    try:
+        process.ready()
+        assert process.stop() == 0
+        written = (process.data_dir / "secure" / "worker.env").read_text()
+        yield process, written.split("PASSWORD=")[1].split()[0]
+    finally:
+        process.end()
+
+
+@pytest.fixture(scope="module")
+def broker(command: tuple[BrokerProcess, str]) -> Iterator[SecureKafka]:
+    """What the command made, started again."""
     settings = load()
     kafka = settings.kafka.model_copy(update={"topic_prefix": PREFIX})
-    broker = SecureKafka(tmp_path_factory.mktemp("secure") / "kafka", settings.model_copy(update={"kafka": kafka}))
+    broker = SecureKafka(command[0].data_dir, settings.model_copy(update={"kafka": kafka}))
     broker.start()
     yield broker
     broker.stop()
@@ -70,18 +86,20 @@ def denied(broker: SecureKafka, user: str) -> list[str]:
 
 
 async def test_worker_gateway_and_reader_work_with_exactly_their_rights(broker: SecureKafka, tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "worker", environment(broker, "worker"))
+    first, second = (Worker(tmp_path / name, environment(broker, "worker")) for name in ("first", "second"))
     web = WebProcess(tmp_path / "web", environment(broker, "gateway"), "--only", "gateway")
+    ring = WebProcess(tmp_path / "keys", environment(broker, "admin"))
     try:
-        await asyncio.to_thread(worker.start)
-        await asyncio.to_thread(worker.wait_ready)
+        first.start()
+        await asyncio.to_thread(first.wait_ready)
         await send(broker, 0)
         await results(broker, 1)
-        worker.kill()
-        worker.start()
-        await asyncio.to_thread(web.start)
-        ring = WebProcess(tmp_path / "keys", environment(broker, "admin"))
-        token = ring.command("keys", "create", "--scope", "produce").split()[-1]
+        assert await asyncio.to_thread(first.stop) == 0
+        second.start()  # without a State of its own: it reads the changelogs
+        said, _ = await asyncio.gather(
+            asyncio.to_thread(ring.command, "keys", "create", "--scope", "produce"), asyncio.to_thread(web.start)
+        )
+        token = said.split()[-1]
         async with web.client(token) as http:
             event = an_event(f"e{COUNT}", event_type="payment.failed", entity_id="u1")
             wait_until(lambda: web.answers("/readyz"), 30, "the gateway is ready")
@@ -90,10 +108,10 @@ async def test_worker_gateway_and_reader_work_with_exactly_their_rights(broker: 
                     await asyncio.sleep(0.1)
         assert answer.status_code == 202, answer.text
         assert await results(broker, COUNT + 1) == [f"e{n}" for n in range(COUNT + 1)]
-        assert await asyncio.to_thread(worker.stop) == 0
+        assert await asyncio.to_thread(second.stop) == 0
     finally:
-        worker.kill()
-        web.kill()
+        for each in (first, second, web):
+            each.kill()
     assert denied(broker, "worker") == denied(broker, "gateway") == []
     await _reader_reads_results_and_nothing_secret(broker)
 
@@ -163,26 +181,16 @@ async def test_rights_taken_from_a_running_worker_are_named_and_it_goes_on_with_
         worker.kill()
 
 
-async def test_worker_with_a_wrong_password_ends_with_the_reason_and_starts_with_the_right_one(
-    broker: SecureKafka, tmp_path: Path
-) -> None:
-    env = environment(broker, "worker")
-    worker = Worker(tmp_path / "worker", {**env, "HEADRACE_KAFKA__PASSWORD": "wrong-one"})
+def test_worker_with_a_wrong_password_ends_with_the_reason(broker: SecureKafka, tmp_path: Path) -> None:
+    worker = Worker(tmp_path / "worker", environment(broker, "worker", HEADRACE_KAFKA__PASSWORD="wrong-one"))
     worker.start()
     assert worker.process is not None
-    assert await asyncio.to_thread(worker.process.wait, 60) == 1
+    assert worker.process.wait(60) == 1
     said = worker.log.read_text()
     assert "answers with SASL_SSL PLAIN as worker (SaslAuthenticationFailed: Authentication failed" in said
     assert "set kafka.username and HEADRACE_KAFKA__PASSWORD to what it knows" in said
     assert "wrong-one" not in said
     assert "Traceback" not in said
-    worker.env["HEADRACE_KAFKA__PASSWORD"] = env["HEADRACE_KAFKA__PASSWORD"]
-    try:
-        worker.start()
-        await asyncio.to_thread(worker.wait_ready)
-        assert await asyncio.to_thread(worker.stop) == 0
-    finally:
-        worker.kill()
 
 
 async def test_unknown_authority_and_unknown_mechanism_say_which_setting(broker: SecureKafka) -> None:
@@ -225,35 +233,23 @@ def test_looking_into_a_topic_over_tls_doesn_t_wait_for_the_connection_to_close(
         assert runner.run(look()) == b"v"
 
 
-def test_command_prints_no_secret_and_keeps_users_over_a_restart(tmp_path: Path) -> None:
-    brokers = [BrokerProcess(tmp_path / "broker", "--port", "0", "--secure")]
-    try:
-        brokers[0].ready()
-        secure = brokers[0].data_dir / "secure"
-        password = (secure / "worker.env").read_text().split("PASSWORD=")[1].split()[0]
-        shown = brokers[0].said + brokers[0].out.read_text()
-        written = [p for p in brokers[0].data_dir.rglob("*.log") if p.is_file()]
-        assert f". {shlex.quote(str(secure / 'worker.env'))}" in shown
-        assert password not in shown
-        assert not [p for p in written if password.encode() in p.read_bytes()]
-        assert stat.S_IMODE((brokers[0].data_dir / "server.properties").stat().st_mode) == 0o600
-        assert brokers[0].stop() == 0
-        brokers.append(BrokerProcess(tmp_path / "again", "--port", "0", "--secure", data_dir=brokers[0].data_dir))
-        address = brokers[1].ready()
-        settings = KafkaSettings(
-            bootstrap_servers=address, security_protocol="SASL_SSL", username="worker", password=password,  # type: ignore[arg-type]
-            ssl_ca_file=secure / "ca.pem",
-        )  # fmt: skip
-        asyncio.run(_only_its_own(settings))
-        assert brokers[1].stop() == 0
-    finally:
-        for each in brokers:
-            each.end()
-
-
-async def _only_its_own(kafka: KafkaSettings) -> None:
-    async with admin(kafka) as client:
-        answer = await client.create_topics([NewTopic("somebody-s", 1, 1)])
-        assert [code for _, code, *_ in answer.topic_errors] == [29]  # TOPIC_AUTHORIZATION_FAILED
-        answer = await client.create_topics([NewTopic("raw-events", 1, 1)])
-        assert [code for _, code, *_ in answer.topic_errors] == [0]
+async def test_command_prints_no_secret_and_its_users_and_their_rights_stay_over_a_restart(
+    command: tuple[BrokerProcess, str], broker: SecureKafka
+) -> None:
+    process, password = command
+    secure = process.data_dir / "secure"
+    shown = process.said + process.out.read_text()
+    written = [p for p in process.data_dir.rglob("*.log") if p.is_file()]
+    assert f". {shlex.quote(str(secure / 'worker.env'))}" in shown
+    assert password not in shown
+    assert written
+    assert not [p for p in written if password.encode() in p.read_bytes()]
+    assert stat.S_IMODE((process.data_dir / "server.properties").stat().st_mode) == 0o600
+    settings = KafkaSettings(
+        bootstrap_servers=broker.bootstrap, security_protocol="SASL_SSL", username="worker", password=password,  # type: ignore[arg-type]
+        ssl_ca_file=secure / "ca.pem",
+    )  # fmt: skip
+    async with admin(settings) as client:
+        for name, code in (("somebody-s", 29), (f"{PREFIX}headrace-x-changelog", 0)):  # 29: TOPIC_AUTHORIZATION_FAILED
+            answer = await client.create_topics([NewTopic(name, 1, 1)], validate_only=True)
+            assert [found for _, found, *_ in answer.topic_errors] == [code]

@@ -5,6 +5,8 @@ import logging
 import shlex
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka.errors import (
@@ -13,9 +15,10 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
 )
+from aiokafka.protocol.admin import CreateAclsRequest
 from cryptography import x509
 
-from app.broker.acls import Acl, line
+from app.broker.acls import Acl, line, set_acls
 from app.broker.certificates import ensure_certificates
 from app.broker.secure import Secured
 from app.errors import BrokerError
@@ -126,6 +129,33 @@ def test_line_is_one_that_a_shell_and_kafka_acls_take() -> None:
     assert words[words.index("--group") + 1] == "my group"
     assert [words[n + 1] for n, word in enumerate(words) if word == "--operation"] == ["Read", "Describe"]
     assert words[-2:] == ["--resource-pattern-type", "prefixed"]
+
+
+async def test_all_rights_of_a_user_are_set_with_one_request_and_a_refused_one_is_an_error() -> None:
+    sent: list[CreateAclsRequest] = []
+    answer = SimpleNamespace(creation_responses=[(0, None), (0, None), (0, None)])
+
+    async def send(request: CreateAclsRequest) -> SimpleNamespace:
+        sent.append(request)
+        return answer
+
+    client: Any = SimpleNamespace(_send_request=send)
+    mine = [
+        Acl(resource="topic", name="t", operations=("Read", "Write")),
+        Acl(resource="group", name="g", operations=("Read",), prefixed=True),
+    ]
+    await set_acls(client, "alice", mine)
+    (built,) = [request.prepare({30: (0, 3)}) for request in sent]
+    assert built.to_object()["creations"] == [
+        {
+            "resource_type": kind, "resource_name": name, "resource_pattern_type": pattern, "principal": "User:alice",
+            "host": "*", "operation": operation, "permission_type": 3,
+        }
+        for kind, name, pattern, operation in ((2, "t", 3, 3), (2, "t", 3, 4), (3, "g", 4, 3))
+    ]  # fmt: skip
+    answer.creation_responses[2] = (31, "not you")
+    with pytest.raises(BrokerError, match="ClusterAuthorizationFailedError not you"):
+        await set_acls(client, "alice", mine)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,18 @@
 """The loop of a sink between a scripted consumer and a DuckDB file: what happens at the very moment when partitions move."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError, TopicAuthorizationFailedError
 from aiokafka.structs import TopicPartition
 from prometheus_client import REGISTRY
 
-from app.commands.sink import run_all
+from app.commands.sink import run_all, sink
 from app.errors import SinkError, SinkUnavailable
 from app.settings import Settings
 from app.settings_sinks import SinkSettings
@@ -103,6 +104,41 @@ async def test_an_error_that_nobody_foresaw_ends_its_own_sink_alone(
     broken = Broken("broken", [], tmp_path / "b.duckdb")
     assert await run_all([(SinkSettings(name="broken"), broken)] * 2) == 2
     assert "sink broken: an error that isn't foreseen" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "sink s: TimeoutError"),
+        (
+            TopicAuthorizationFailedError({"ai-results"}),
+            "Kafka refuses user ANONYMOUS what it needs on topic ai-results",
+        ),
+    ],
+)
+async def test_why_kafka_cannot_be_read_is_said(
+    rig: Rig, error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refused(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("app.topics.counts", refused)
+    running = asyncio.create_task(rig.sink.run())
+    async with asyncio.timeout(10):
+        while said not in caplog.text:
+            await asyncio.sleep(0.01)
+        rig.stop.set()
+        await running
+
+
+def test_a_metrics_port_that_is_taken_ends_the_command_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("logging.config.dictConfig", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        sink.callback([], taken.getsockname()[1])
+    assert ended.value.code == 1
+    assert "Address already in use" in capsys.readouterr().err
 
 
 def results(*ids: str, first: int = 0, partition: int = 0) -> list[Any]:
