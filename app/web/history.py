@@ -26,13 +26,16 @@ WRITTEN_TO = {
     "rule": "ai-results", "light": "ai-results", "deep": "ai-results", "decided": "ai-results", "review": "manual-review",
 }  # fmt: skip
 """The topic of a step's outcome, by what became of the event; `decided` is a person's decision."""
+STEPS = {name: place for place, name in enumerate(("seen", "open", "answered", "waiting", "decided"))}
+"""Maps of the steps in the order of an event's path: one transaction closes it and hands it to review at one time."""
 KINDS: dict[str, type[Result | Review]] = {"ai-results": Result, "manual-review": Review}
 """What the records of these topics are."""
 
 
 def ordered(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The steps that workers told of an event (`GET /trace/EVENT_ID`), in order of time."""
-    return sorted((step for answer in answers for step in answer.get("steps", [])), key=lambda step: int(step["at_ms"]))
+    """The steps that workers told of an event (`GET /trace/EVENT_ID`), in order of time, then of its path."""
+    steps = (step for answer in answers for step in answer.get("steps", []))
+    return sorted(steps, key=lambda step: (int(step["at_ms"]), STEPS.get(step["map"], len(STEPS))))
 
 
 class History:

@@ -7,7 +7,7 @@ import pytest
 from aiokafka.structs import OffsetAndTimestamp, TopicPartition
 
 from app.settings import load
-from app.web.history import History
+from app.web.history import History, ordered
 from tests.helpers.records import record
 
 AT_MS = 1_790_000_000_000
@@ -86,3 +86,12 @@ async def test_what_is_no_result_of_ours_is_passed_over(strange: bytes | None) -
 @pytest.mark.parametrize("place", [(-1, 0), (1, 0), (0, -1), (0, 2)])
 async def test_a_place_that_there_is_not_has_no_record(place: tuple[int, int]) -> None:
     assert await history(result()).at("ai-results", *place) is None
+
+
+def test_steps_of_one_time_come_in_the_order_of_the_path() -> None:
+    maps = ["decided", "waiting", "answered", "open", "seen"]
+    told = [{"steps": [{"map": name, "at_ms": AT_MS + 5 * (name == "decided")}]} for name in maps]
+    assert [step["map"] for step in ordered(told)] == maps[::-1]
+    assert ordered([{"error": "being restored"}, {"steps": [{"map": "waiting", "at_ms": 1}, {"map": "seen", "at_ms": 2}]}]) == [
+        {"map": "waiting", "at_ms": 1}, {"map": "seen", "at_ms": 2},
+    ]  # fmt: skip
