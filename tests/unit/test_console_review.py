@@ -83,6 +83,17 @@ class Served:
             await view.refill()
         return client, view
 
+    def slow_kafka(self) -> asyncio.Event:
+        """Nothing is written before it is set."""
+        kafka, send = asyncio.Event(), self.writer.send_aside
+
+        async def slow(*record: Any) -> None:
+            await kafka.wait()
+            await send(*record)
+
+        self.writer.send_aside = slow  # type: ignore[method-assign]  # as if Kafka took its time
+        return kafka
+
     @property
     def written(self) -> list[tuple[str, Any]]:
         """Topic, and what is told of each record."""
@@ -112,13 +123,7 @@ async def test_a_decision_is_audited_before_it_is_written_and_the_next_event_is_
     served: Served,
 ) -> None:
     client, view = await served.page("reviewer")
-    kafka, send = asyncio.Event(), served.writer.send_aside
-
-    async def slow(*record: Any) -> None:
-        await kafka.wait()
-        await send(*record)
-
-    served.writer.send_aside = slow  # type: ignore[method-assign]  # as if Kafka took its time
+    kafka = served.slow_kafka()
     assert view.now is not None
     with client:
         deciding = asyncio.ensure_future(view._pressed(key("2")))
@@ -295,13 +300,7 @@ async def test_what_comes_next_is_fetched_again_before_others_may_have_decided_i
 
 async def test_decisions_that_leave_the_list_before_kafka_took_them_are_written_too(served: Served) -> None:
     client, view = await served.page("reviewer")
-    kafka, send = asyncio.Event(), served.writer.send_aside
-
-    async def slow(*record: Any) -> None:
-        await kafka.wait()
-        await send(*record)
-
-    served.writer.send_aside = slow  # type: ignore[method-assign]  # as if Kafka took its time
+    kafka = served.slow_kafka()
     assert view.now is not None
     ids = [f"many-{n}" for n in range(UNDO_KEPT + 5)]
     with client:
