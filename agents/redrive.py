@@ -6,6 +6,7 @@ the later fences the earlier before it reads the markers.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -81,6 +82,8 @@ class Tally:
     too_often: int = 0
     withheld: int = 0
     """Whoever asks may not send it there, or not with another value."""
+    stopped: bool = False
+    """It was told to stop before it came to the end: doing it again moves the rest."""
 
 
 class Redrive:
@@ -94,6 +97,7 @@ class Redrive:
         progress: how far it is.
         edited: values that are sent instead of those that were received, by position.
         withheld: topics that nothing is sent to in this run.
+        stop: once it is set, the run ends after the transaction under way.
     """
 
     def __init__(
@@ -106,8 +110,10 @@ class Redrive:
         progress: OnProgress | None = None,
         edited: Mapping[str, bytes | None] | None = None,
         withheld: Set[str] = frozenset(),
+        stop: asyncio.Event | None = None,
     ) -> None:
         self._settings, self._selection, self._edited = settings, selection, edited or {}
+        self._stop = stop or asyncio.Event()
         self._max_attempts, self._rate = max_attempts, rate_per_s
         self._progress = progress or (lambda done, total: None)
         self._dead, self._redriven = settings.topic("dead-letter"), settings.topic("redriven")
@@ -153,6 +159,9 @@ class Redrive:
                 if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
                     await self._move(producer, chunk, discard=discard)
                     chunk, size = [], 0
+            if self._stop.is_set():
+                self.tally.stopped = self.tally.stopped or bool(chunk)
+                return self.tally
             await self._move(producer, chunk, discard=discard)
             await self._forget_old(producer)
         except ProducerFenced as error:
@@ -180,6 +189,9 @@ class Redrive:
             total, before = sum(end - start for _, start, end in ranges), 0
             for tp, start, end in ranges:
                 async for record in read_tail(consumer, tp, start, end):  # not what this run brings back
+                    if self._stop.is_set():
+                        self.tally.stopped = True
+                        return
                     letter = examine(record, self._targets)
                     self._progress(before + record.offset - start + 1, total)
                     if self._selection.takes(letter) and self._may_move(letter, discard=discard):
@@ -241,7 +253,9 @@ class Redrive:
         for letter in letters:
             self.tally.moved[group_of(letter)] += 1
         if self._rate:
-            await asyncio.sleep(max(0.0, len(letters) / self._rate - (time.monotonic() - begun)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, len(letters) / self._rate - (time.monotonic() - begun))):
+                    await self._stop.wait()
 
     def _partition(self, letter: DeadLetter) -> int:
         """Where it was read: copies of an event meet there, whatever partitioner its producer has."""

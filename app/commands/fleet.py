@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -18,9 +19,12 @@ from app.web import roster
 from app.web.announce import Worker
 from app.web.workers import ABSENT, Answer, Workers, heard
 
-__all__ = ["answers", "ask_all", "run", "shown_time"]
+__all__ = ["INTERRUPTED", "answers", "ask_all", "interruptible", "run", "shown_time"]
 
 T = TypeVar("T")
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended, as shells have it."""
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
@@ -38,7 +42,28 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
         click.echo(f"headrace: {error}", err=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def interruptible(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C, or SIGTERM, asks what runs to end where it may; the next one cuts it off.
+
+    Args:
+        stop: is set by the first.
+    """
+    loop = asyncio.get_running_loop()
+
+    def ask(number: int) -> None:
+        loop.remove_signal_handler(number)
+        stop.set()
+        click.echo("headrace: stopping after the transaction under way; once more cuts it off", err=True)
+
+    with contextlib.ExitStack() as handlers:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ask, number)
+            handlers.callback(loop.remove_signal_handler, number)
+        yield
 
 
 def shown_time(at_ms: int) -> str:

@@ -1,5 +1,6 @@
 """`headrace redrive`: sends dead letters back to the stage that failed."""
 
+import asyncio
 import logging.config
 from datetime import UTC, datetime, timedelta
 
@@ -8,7 +9,7 @@ from faust.cli.base import cli
 from tqdm import tqdm
 
 from agents.redrive import MAX_ATTEMPTS, Redrive, Tally
-from app.commands.fleet import run
+from app.commands.fleet import INTERRUPTED, interruptible, run
 from app.core import logging_config, settings
 from app.logic.redrive import Selection
 
@@ -63,6 +64,7 @@ def redrive(
     """Send dead letters back to the topic of the stage that failed, byte for byte, after what was wrong is mended.
 
     Each is sent once: repeating the command moves only what it hasn't moved. One that fails again is a new dead letter.
+    Ctrl-C ends it after the transaction under way.
 
     \b
     Examples:
@@ -92,9 +94,31 @@ def redrive(
             bar.total = total
             bar.update(done - bar.n)
 
-        work = Redrive(settings, selection, max_attempts=max_attempts, rate_per_s=rate or 0.0, progress=progress)
-        moved = run(work.run)
-    _show(moved, "moved")
+        stop = asyncio.Event()
+        work = Redrive(
+            settings, selection, max_attempts=max_attempts, rate_per_s=rate or 0.0, progress=progress, stop=stop
+        )
+        cut_off = not _finished(work, stop)
+    _show(work.tally, "moved")
+    if cut_off or work.tally.stopped:
+        click.echo("stopped before the end: run it again, and it moves only the rest")
+        raise SystemExit(INTERRUPTED)
+
+
+def _finished(work: Redrive, stop: asyncio.Event) -> bool:
+    """Runs it to its end, or to where it was asked to stop; False: it was cut off."""
+
+    async def moving() -> None:
+        with interruptible(stop):
+            await work.run()
+
+    try:
+        run(moving)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            return False
+        raise
+    return True
 
 
 def _show(tally: Tally, verb: str) -> None:

@@ -4,7 +4,8 @@ The topic has no index, so a group is found by reading, the newest records first
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as made
 from typing import Any
@@ -220,10 +221,17 @@ class Letters:
         return may_edit(letter, self._editable)
 
     async def look(
-        self, selection: Selection, *, may_review: bool, discard: bool = False, progress: OnProgress | None = None
+        self,
+        selection: Selection,
+        *,
+        may_review: bool,
+        discard: bool = False,
+        progress: OnProgress | None = None,
+        stop: asyncio.Event | None = None,
     ) -> Tally:
         """What `redrive` (or `discard`) would move. Writes nothing."""
-        return await self._run(selection, progress, withheld=self.withheld(may_review=may_review)).look(discard=discard)
+        run = self._run(selection, progress, stop, withheld=self.withheld(may_review=may_review))
+        return await run.look(discard=discard)
 
     async def redrive(
         self,
@@ -232,6 +240,7 @@ class Letters:
         may_review: bool,
         edited: Mapping[str, bytes | None] | None = None,
         progress: OnProgress | None = None,
+        stop: asyncio.Event | None = None,
     ) -> Tally:
         """Sends back what is selected, each once; one run at a time.
 
@@ -240,26 +249,44 @@ class Letters:
             may_review: whoever asks may decide reviews too.
             edited: other values, by position.
             progress: how many records were looked at, of how many.
+            stop: once it is set, the run ends after the transaction under way, or doesn't begin.
 
         Raises:
             BrokerError: Kafka fails, or another program began a redrive; what was moved is marked. Retryable.
         """
-        async with self._writing:
-            return await self._run(
-                selection, progress, withheld=self.withheld(may_review=may_review), edited=edited
-            ).run()
+        run = self._run(selection, progress, stop, withheld=self.withheld(may_review=may_review), edited=edited)
+        return await self._in_turn(run.run, stop)
 
-    async def discard(self, selection: Selection, *, progress: OnProgress | None = None) -> Tally:
+    async def discard(
+        self, selection: Selection, *, progress: OnProgress | None = None, stop: asyncio.Event | None = None
+    ) -> Tally:
         """Notes that nothing is to be done with what is selected: it isn't shown and isn't sent back any more.
 
         Raises:
             BrokerError: as `redrive`.
         """
-        async with self._writing:
-            return await self._run(selection, progress).discard()
+        return await self._in_turn(self._run(selection, progress, stop).discard, stop)
 
-    def _run(self, selection: Selection, progress: OnProgress | None, **rules: Any) -> Redrive:
-        return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, **rules)
+    def _run(
+        self, selection: Selection, progress: OnProgress | None, stop: asyncio.Event | None, **rules: Any
+    ) -> Redrive:
+        return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, stop=stop, **rules)
+
+    async def _in_turn(self, work: Callable[[], Awaitable[Tally]], stop: asyncio.Event | None) -> Tally:
+        async with self._turn(stop or asyncio.Event()) as ours:
+            return await work() if ours else Tally(stopped=True)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, stop: asyncio.Event) -> AsyncIterator[bool]:
+        """Waits until no other run of this process goes on; False: it was stopped meanwhile."""
+        turn, stopped = asyncio.ensure_future(self._writing.acquire()), asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait((turn, stopped), return_when=asyncio.FIRST_COMPLETED)
+            yield turn.done()
+        finally:
+            stopped.cancel()
+            if not turn.cancel():  # it was done: the lock is ours
+                self._writing.release()
 
 
 def _has(letter: DeadLetter, text: str) -> bool:

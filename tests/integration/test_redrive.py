@@ -104,6 +104,42 @@ async def test_a_run_that_is_cut_off_moves_the_rest_when_it_is_repeated(
     assert sorted(record.key for record in await moved(settings)) == sorted(b"k%d" % n for n in range(20))
 
 
+@pytest.mark.parametrize("at", ["between two transactions", "while one is filled", "in the rest between them"])
+async def test_a_run_that_is_stopped_ends_after_its_transaction_and_another_moves_the_rest(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr("agents.redrive.CHUNK_RECORDS", 4)
+    await bury(settings, [b'{"event_id":"e%d"}' % n for n in range(20)])
+    stop = asyncio.Event()
+
+    def progress(done: int, total: int) -> None:
+        if at == "while one is filled" and done == 7:
+            stop.set()
+
+    rate = 0.001 if at == "in the rest between them" else 0.0  # over an hour of rest
+    stopped = Redrive(settings, Selection(), max_attempts=5, rate_per_s=rate, progress=progress, stop=stop)
+    move = stopped._move
+
+    async def moved_some(producer: Any, letters: Any, **how: Any) -> None:
+        if at == "between two transactions":
+            stop.set()
+        elif rate:
+            asyncio.get_running_loop().call_soon(asyncio.ensure_future, stop_once_moved())
+        await move(producer, letters, **how)
+
+    async def stop_once_moved() -> None:
+        while not stopped.tally.moved:
+            await asyncio.sleep(0.01)
+        stop.set()
+
+    monkeypatch.setattr(stopped, "_move", moved_some)
+    done = await stopped.run()
+    assert (done.stopped, done.moved.total(), len(await moved(settings))) == (True, 4, 4)
+    done = await redrive(settings).run()
+    assert (done.stopped, done.moved.total(), done.already) == (False, 16, 4)
+    assert sorted(record.key for record in await moved(settings)) == sorted(b"k%d" % n for n in range(20))
+
+
 async def test_a_second_run_stops_the_first_and_nothing_is_doubled(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

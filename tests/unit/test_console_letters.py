@@ -11,6 +11,7 @@ from nicegui import ui
 from agents.redrive import Tally
 from app.errors import BrokerError
 from app.logic.redrive import Selection
+from app.settings import load
 from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.guard import Guard
@@ -40,7 +41,8 @@ class Fake(Letters):
     def __init__(self, console: Console, *groups: Group) -> None:
         super().__init__(console.settings)
         self.groups, self.would, self.asked = list(groups), 5, list[tuple[str, Selection]]()
-        self.fails = False
+        self.fails = self.holds = False
+        """`holds`: counting and moving go on until they are stopped."""
         self.reading, self.go_on = 0, asyncio.Event()
         """Scans and looks that go on, and what they wait for."""
         self.go_on.set()
@@ -65,6 +67,13 @@ class Fake(Letters):
         tally.moved["bad-time", "ingest-raw-events", "raw-events"] = self.would
         return tally
 
+    async def _held(self, stop: asyncio.Event) -> Tally:
+        """What was moved before it was stopped."""
+        await stop.wait()
+        tally = Tally(stopped=True)
+        tally.moved["bad-time", "ingest-raw-events", "raw-events"] = 2
+        return tally
+
     async def look(self, selection: Selection, **rules: Any) -> Tally:
         await self._read()
         self.asked.append((f"look {rules.get('discard', False)} {rules['may_review']}", selection))
@@ -74,11 +83,11 @@ class Fake(Letters):
         if self.fails:
             raise BrokerError("it was cut off")
         self.asked.append((f"redrive {rules['may_review']}", selection))
-        return self._tally()
+        return await self._held(rules["stop"]) if self.holds else self._tally()
 
     async def discard(self, selection: Selection, **rules: Any) -> Tally:
         self.asked.append(("discard", selection))
-        return self._tally()
+        return await self._held(rules["stop"]) if self.holds else self._tally()
 
 
 class Served:
@@ -180,6 +189,80 @@ async def test_the_audit_topic_has_what_was_selected_and_what_became_of_it(serve
     assert [(action, detail.get("failed")) for action, _, detail in served.audited] == [
         ("redrive", None), ("redrive-done", "BrokerError"),
     ]  # fmt: skip
+
+
+async def until(met: Callable[[], object]) -> None:
+    """Lets what goes on go on, as far as this."""
+    async with asyncio.timeout(10):
+        while not met():
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("what", "said"), [("_redrive", "Stopped: 2 sent back"), ("_discard", "Stopped: 2 discarded")])
+async def test_an_action_that_is_stopped_says_how_many_were_moved_and_leaves_it_in_the_audit_topic(
+    served: Served, monkeypatch: pytest.MonkeyPatch, what: str, said: str
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ui, "notify", lambda text, **_: told.append(text))
+    view, letters = await served.page("operator", group())
+    choose(view)
+    assert not view.working.visible
+    letters.holds = True
+    acting = asyncio.ensure_future(act(view, what))
+    await until(lambda: len(letters.asked) == 2)
+    with view.actions.client:
+        await view.look()  # another search hides the group, not what is going on
+        assert (view.actions.visible, view.working.visible, view.halt.enabled) == (False, True, True)
+        view._halt()
+    assert not view.halt.enabled
+    await acting
+    assert told[-1].startswith(said)
+    assert (view.working.visible, view._changing) == (False, None)
+    action, _, detail = served.audited[-1]
+    assert (action, detail["stopped"], detail["moved"][0]["count"]) == (f"{what[1:]}-done", True, 2)
+
+
+async def test_counting_that_is_stopped_asks_and_moves_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, letters = await served.page("operator", group())
+    choose(view)
+
+    async def held(selection: Selection, **rules: Any) -> Tally:
+        letters.asked.append(("look", selection))
+        return await letters._held(rules["stop"])
+
+    monkeypatch.setattr(letters, "look", held)
+    acting = asyncio.ensure_future(act(view, "_redrive"))
+    await until(lambda: letters.asked)
+    with view.actions.client:
+        view._halt()
+    await acting
+    assert (served.questions, served.audited, view._changing) == ([], [], None)
+
+
+async def test_a_run_that_waits_for_another_can_be_stopped_and_the_other_goes_on() -> None:
+    letters, begun, go_on = Letters(load()), list[str](), asyncio.Event()
+
+    async def work(name: str) -> Tally:
+        begun.append(name)
+        await go_on.wait()
+        return Tally()
+
+    def run(name: str, stop: asyncio.Event | None = None) -> asyncio.Future[Tally]:
+        return asyncio.ensure_future(letters._in_turn(lambda: work(name), stop))
+
+    stop = asyncio.Event()
+    first, second, third = run("first"), run("second", stop), run("third")
+    await until(lambda: begun)
+    stop.set()
+    assert (await second).stopped
+    third.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await third
+    assert begun == ["first"]
+    go_on.set()
+    assert not (await first).stopped
+    assert not (await run("fourth")).stopped
+    assert begun == ["first", "fourth"]
 
 
 async def test_what_goes_to_the_reviewers_is_offered_to_who_may_decide_alone(served: Served) -> None:

@@ -1,13 +1,17 @@
 """What a dead letter becomes when it is sent back."""
 
+import asyncio
 import hashlib
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from agents.markers import Markers
-from agents.redrive import Redrive, editable_of, targets_of
+from agents.redrive import Redrive, Tally, editable_of, targets_of
+from app.commands import redrive as command
 from app.errors import BrokerError
 from app.logic.dead import dead_headers
 from app.logic.redrive import DeadLetter, Selection, examine
@@ -193,3 +197,32 @@ async def test_a_scan_that_kafka_refuses_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Markers, "read", read)
     found = await Letters(load()).scan(Wanted(), Budget(), lambda found: None)
     assert (found.partial, found.done, found.groups) == ("kafka", True, [])
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_the_command_with_what_was_moved_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, presses: int
+) -> None:
+    """The first is waited out, the second cuts off."""
+
+    class Moving:
+        def __init__(self, *_: Any, stop: asyncio.Event, **__: Any) -> None:
+            self.tally, self.stop = Tally(), stop
+
+        async def run(self) -> None:
+            self.tally.moved["bad-time", "ingest", "events"] = 3
+            signal.raise_signal(signal.SIGINT)
+            await self.stop.wait()
+            if presses == 2:
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.Event().wait()
+            self.tally.stopped = True
+
+    monkeypatch.setattr(command, "Redrive", Moving)
+    monkeypatch.setattr(command.logging.config, "dictConfig", lambda _: None)
+    ended = CliRunner().invoke(command.redrive, ["--yes"])
+    assert ended.exit_code == 130
+    assert ended.output.splitlines()[-2:] == [
+        "moved 3", "stopped before the end: run it again, and it moves only the rest",
+    ]  # fmt: skip
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -203,6 +203,8 @@ WORDS = {
     "would_discard": "{count} dead letters aren't shown and can't be sent back any more. Their records stay in the topic.",
     "did_redrive": "{count} sent back",
     "did_discard": "{count} discarded",
+    "stopped_redrive": "Stopped: {count} sent back. Doing it again moves only the rest",
+    "stopped_discard": "Stopped: {count} discarded. Doing it again takes only the rest",
     "left_already": "{count} were sent back or discarded before",
     "left_too_often": "{count} came back too often",
     "left_no_topic": "{count} without a topic to go to",

@@ -203,6 +203,8 @@ WORDS = {
     "would_discard": "{count} 条死信将不再显示，也不能再重投。记录仍留在主题中。",
     "did_redrive": "已重投 {count} 条",
     "did_discard": "已丢弃 {count} 条",
+    "stopped_redrive": "已停止：已重投 {count} 条。再次执行只处理其余部分",
+    "stopped_discard": "已停止：已丢弃 {count} 条。再次执行只处理其余部分",
     "left_already": "{count} 条此前已重投或丢弃",
     "left_too_often": "{count} 条重投次数过多",
     "left_no_topic": "{count} 条没有可去的主题",

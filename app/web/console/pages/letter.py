@@ -216,7 +216,8 @@ async def audited(
         raise
     moved = [{"reason": reason, "stage": stage, "to": to, "count": n} for (reason, stage, to), n in done.moved.items()]
     left = {"already": done.already, "too_often": done.too_often, "no_topic": done.no_topic, "withheld": done.withheld}
-    await tell({"moved": moved, "left": {why: count for why, count in left.items() if count}})
+    stopped = {"stopped": True} if done.stopped else {}
+    await tell({"moved": moved, "left": {why: count for why, count in left.items() if count}, **stopped})
     return done
 
 

@@ -46,7 +46,8 @@ class View:
         self._scanning: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[Tally] | None = None
         """Counts what an action would move."""
-        self._changing = False
+        self._changing: asyncio.Event | None = None
+        """What stops the action that goes on."""
         self._moved_at = 0.0
         self._shown_at = float("-inf")
         context.client.on_delete(self._gone)
@@ -90,8 +91,11 @@ class View:
                 self.redrive.props("data-mark=redrive-all")
                 self.discard = ui.button(t("discard_all"), icon="delete", on_click=discard)
                 self.discard.props("flat data-mark=discard-all")
-            self.bar = ui.linear_progress(show_value=False).classes("w-full")
-            self.bar.set_visibility(False)
+        with ui.row().classes("items-center w-full no-wrap") as self.working:  # stays when a new search hides the group
+            self.bar = ui.linear_progress(show_value=False).classes("grow")
+            self.halt = ui.button(t("stop"), icon="stop", on_click=allowed("operator")(self._halt))
+            self.halt.props("flat data-mark=stop-action")
+        self.working.set_visibility(False)
 
     def _group_columns(self) -> list[dict[str, Any]]:
         names = ("reason", "field", "of_stage", "count", "first", "last", "goes_to")
@@ -225,22 +229,26 @@ class View:
         """Sends all of the group back, or discards it: counted first, asked, done, and told."""
         group, letters, t = self.group, self.visit.console.letters, self.t
         selection = None if group is None else group.selection(self.wanted)
-        if group is None or selection is None or self._changing:
+        if group is None or selection is None or self._changing is not None:
             return
         discard = action == "discard"
 
-        def run() -> Awaitable[Tally]:
+        def run(stop: asyncio.Event) -> Awaitable[Tally]:
             if discard:
-                return letters.discard(selection, progress=self._progress)
-            return letters.redrive(selection, may_review=self.visit.may("reviewer"), progress=self._progress)
+                return letters.discard(selection, progress=self._progress, stop=stop)
+            may = self.visit.may("reviewer")
+            return letters.redrive(selection, may_review=may, progress=self._progress, stop=stop)
 
         with failing(self.visit):
-            with self._working():
+            with self._working() as stop:
                 may = self.visit.may("reviewer")
                 self._counting = asyncio.ensure_future(
-                    letters.look(selection, may_review=may, discard=discard, progress=self._progress)
+                    letters.look(selection, may_review=may, discard=discard, progress=self._progress, stop=stop)
                 )
                 would = await self._counting
+            if would.stopped:
+                ui.notify(t(f"stopped_{action}", count=0), type="warning")
+                return
             count = would.selected.total()
             detail = t(f"would_{action}", count=f"{count:,}", topic=group.topic) + left_over(self.visit, would)
             if not count:
@@ -248,12 +256,18 @@ class View:
                 return
             if not await confirmed(self.visit, t(f"{action}_all"), detail, t(action)):
                 return
-            with self._working():
+            with self._working() as stop:
                 told = {"count": count, "selection": selection.told}
-                done = await audited(self.visit, action, "dead-letter", told, run)
-            said = t(f"did_{action}", count=f"{done.moved.total():,}")
-            ui.notify(said + left_over(self.visit, done), type="positive")
+                done = await audited(self.visit, action, "dead-letter", told, lambda: run(stop))
+            said = t(f"{'stopped' if done.stopped else 'did'}_{action}", count=f"{done.moved.total():,}")
+            ui.notify(said + left_over(self.visit, done), type="warning" if done.stopped else "positive")
             await self.look()
+
+    def _halt(self) -> None:
+        """Ends the action that goes on, after its transaction under way."""
+        if self._changing is not None:
+            self._changing.set()
+            self.halt.disable()
 
     def _progress(self, done: int, total: int) -> None:
         now = time.monotonic()
@@ -262,15 +276,17 @@ class View:
             self.bar.value = done / total if total else 1.0
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """While all of a group is moved: the bar is shown, and nothing else begins."""
-        self._changing, self._moved_at = True, 0.0
-        self.bar.set_visibility(True)
+    def _working(self) -> Iterator[asyncio.Event]:
+        """While all of a group is counted or moved: how far it is and what stops it are shown, and nothing else begins."""
+        stop = self._changing = asyncio.Event()
+        self._moved_at, self.bar.value = 0.0, 0.0
+        self.halt.enable()
+        self.working.set_visibility(True)
         try:
-            yield
+            yield stop
         finally:
-            self._changing = False
-            self.bar.set_visibility(False)
+            self._changing = None
+            self.working.set_visibility(False)
 
 
 def _or_dash(text: str) -> str:
