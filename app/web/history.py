@@ -16,7 +16,7 @@ from app.delivery.probe import bounds, probe, read_tail, record_at
 from app.settings import Settings
 from models.results import Result, Review
 
-__all__ = ["History", "ordered"]
+__all__ = ["History", "ended", "merged", "ordered", "place_of", "writes"]
 
 NEAR_MS = 120_000
 """An outcome is written within this time of what State notes, or its transaction was aborted."""
@@ -34,8 +34,53 @@ KINDS: dict[str, type[Result | Review]] = {"ai-results": Result, "manual-review"
 
 def ordered(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps that workers told of an event (`GET /trace/EVENT_ID`), in order of time, then of its path."""
-    steps = (step for answer in answers for step in answer.get("steps", []))
+    return _in_order(step for answer in answers for step in answer.get("steps", []))
+
+
+def _in_order(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(steps, key=lambda step: (int(step["at_ms"]), STEPS.get(step["map"], len(STEPS))))
+
+
+def place_of(step: dict[str, Any]) -> tuple[Any, ...]:
+    """Names a step of an event, however far it has come."""
+    return step["stage"], step["map"], step.get("topic"), step.get("partition")
+
+
+def merged(known: Iterable[dict[str, Any]], told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is known of an event after another look, in order.
+
+    What was told before stays: a worker may be silent now, a partition between two owners, and State forgets that an event
+    waited for a model as soon as it is answered, which `over` says then. A decision that was taken back goes.
+    """
+    steps = {place_of(step): step for step in (*known, *told)}
+    undone = any(step["map"] == "waiting" and step["open"] for step in told)
+    over = any(step["map"] == "answered" for step in steps.values())
+    return _in_order(
+        {**step, "over": over} if step["map"] == "open" else step
+        for step in steps.values()
+        if not (undone and step["map"] == "decided")
+    )
+
+
+def ended(steps: Iterable[dict[str, Any]], *, reviewed: bool) -> bool:
+    """Whether an event has its end, as far as its steps say; not while it waits for a model or a person, or isn't known.
+
+    Args:
+        steps: of `merged`.
+        reviewed: whether State knows of reviews; else nobody tells when one is decided.
+    """
+    by_map = {step["map"]: step for step in steps}
+    if "waiting" in by_map or "decided" in by_map:
+        return "decided" in by_map
+    if "answered" in by_map:
+        return by_map["answered"]["tier"] != "review" or not reviewed
+    return "seen" in by_map and by_map["seen"]["outcome"] != "asked" and "open" not in by_map
+
+
+def writes(step: dict[str, Any]) -> str | None:
+    """The topic of a step's outcome, as it is called without the prefix; None: it has none."""
+    outcome = "decided" if step["map"] == "decided" else step.get("outcome") or step.get("tier") or ""
+    return WRITTEN_TO.get(outcome)
 
 
 class History:
@@ -76,8 +121,7 @@ class History:
 
     async def written(self, step: dict[str, Any], event_id: str) -> dict[str, Any] | None:
         """The result or review of a step: its partition by key, its place by time."""
-        outcome = "decided" if step["map"] == "decided" else step.get("outcome") or step.get("tier") or ""
-        name = WRITTEN_TO.get(outcome)
+        name = writes(step)
         if name is None:
             return None
         topic, key = self._settings.topic(name), event_id.encode()

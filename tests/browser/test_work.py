@@ -161,6 +161,12 @@ def test_one_key_decides_a_review_undo_takes_it_back_and_typing_decides_nothing(
         ],
     )
     browser.log_in("reviewer")
+    looking_on = browser.driver.current_window_handle
+    browser.open(f"/event?id={ids[0]}")
+    browser.see("review: waits for a person", "Not at its end yet")
+    browser.click("record")
+    browser.see('"source_system": "hospital"')
+    browser.driver.switch_to.new_window("tab")
     browser.open("/review")
     browser.see("3 wait", "no-provider-allowed", SCRIPT)
     order = [at_hand(browser, [])]
@@ -201,6 +207,8 @@ def test_one_key_decides_a_review_undo_takes_it_back_and_typing_decides_nothing(
     )  # fmt: skip
     browser.picture("event-reviewed")
     assert browser.driver.title != "pwned"
+    browser.driver.switch_to.window(looking_on)
+    browser.see("review: waited for a person", "review: reviewer decided", "At its end", '"source_system": "hospital"')
 
 
 def test_an_entity_s_open_windows_are_what_its_events_make(

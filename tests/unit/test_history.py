@@ -7,7 +7,7 @@ import pytest
 from aiokafka.structs import OffsetAndTimestamp, TopicPartition
 
 from app.settings import load
-from app.web.history import History, ordered
+from app.web.history import History, ended, merged, ordered
 from tests.helpers.records import record
 
 AT_MS = 1_790_000_000_000
@@ -95,3 +95,61 @@ def test_steps_of_one_time_come_in_the_order_of_the_path() -> None:
     assert ordered([{"error": "being restored"}, {"steps": [{"map": "waiting", "at_ms": 1}, {"map": "seen", "at_ms": 2}]}]) == [
         {"map": "waiting", "at_ms": 1}, {"map": "seen", "at_ms": 2},
     ]  # fmt: skip
+
+
+def step(of: str, at_ms: int = AT_MS, **more: Any) -> dict[str, Any]:
+    return {"stage": "s", "map": of, "topic": "t", "partition": 0, "at_ms": at_ms, **more}
+
+
+SEEN, ASKED = step("seen", outcome="rule"), step("seen", outcome="asked")
+OPEN, DEEP, TO_REVIEW = (
+    step("open", AT_MS + 1),
+    step("answered", AT_MS + 2, tier="deep"),
+    step("answered", tier="review"),
+)
+WAITS, WAITED, DECIDED = (
+    step("waiting", open=True),
+    step("waiting", open=False),
+    step("decided", AT_MS + 9, tier="review"),
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reviewed", "over"),
+    [
+        ([], True, False),
+        ([SEEN], True, True),
+        ([step("seen", outcome="noise")], True, True),
+        ([ASKED], True, False),
+        ([ASKED, OPEN], True, False),
+        ([SEEN, OPEN], True, False),
+        ([OPEN, DEEP], True, True),
+        ([ASKED, TO_REVIEW], True, False),
+        ([ASKED, TO_REVIEW], False, True),
+        ([ASKED, TO_REVIEW, WAITS], True, False),
+        ([ASKED, TO_REVIEW, WAITED, DECIDED], True, True),
+        ([WAITED], True, False),
+    ],
+)
+def test_an_event_has_its_end_when_it_waits_for_nobody_any_more(
+    steps: list[dict[str, Any]], reviewed: bool, over: bool
+) -> None:
+    assert ended(steps, reviewed=reviewed) is over
+
+
+def test_what_was_told_stays_also_where_a_worker_is_silent_or_state_has_forgotten_it() -> None:
+    first = merged([], [OPEN, ASKED])
+    assert first == [ASKED, {**OPEN, "over": False}]
+    assert merged(first, []) == first
+    answered = merged(first, [DEEP])
+    assert answered == [ASKED, {**OPEN, "over": True}, DEEP]
+    assert merged(answered, [ASKED, DEEP]) == answered
+
+
+def test_a_decision_goes_when_it_is_taken_back_and_not_while_its_worker_is_silent() -> None:
+    decided = merged([WAITS], [WAITED, DECIDED])
+    assert decided == [WAITED, DECIDED]
+    assert merged(decided, []) == decided
+    assert merged(decided, [WAITS]) == [WAITS]
+    again = {**DECIDED, "at_ms": AT_MS + 20}
+    assert merged(decided, [WAITED, again]) == [WAITED, again]

@@ -26,6 +26,7 @@ from app.web.console.desk import Desk
 from app.web.console.sessions import Session, Sessions
 from app.web.console.snapshots import Snapshots
 from app.web.console.texts import Language, text
+from app.web.console.traces import Traces
 from app.web.follow import Follower
 from app.web.gateway.context import Gateway
 from app.web.letters import Letters
@@ -66,6 +67,7 @@ class Console:
         self.workers = gateway.workers if gateway else Workers(settings)
         self.letters = Letters(settings)
         self.desk = Desk(settings, self.workers, self.writer)
+        self.traces = Traces(self.workers)
         self._announced = Follower(settings, settings.topic("workers"), self.workers)
         self._shared = gateway is not None
         self.snapshots = Snapshots(settings, self.workers, self.writer)
