@@ -1,5 +1,6 @@
 """The one place that turns `KafkaSettings` into client arguments."""
 
+import asyncio
 import re
 import socket
 import ssl
@@ -23,7 +24,16 @@ from app.errors import BrokerError, HeadraceError
 from app.settings import KafkaSettings
 from app.tls_close import close_tls_at_once
 
-__all__ = ["KAFKA_FAILURES", "admin", "client_kwargs", "explained", "is_refusal", "ssl_context", "unreachable"]
+__all__ = [
+    "KAFKA_FAILURES",
+    "admin",
+    "answers",
+    "client_kwargs",
+    "explained",
+    "is_refusal",
+    "ssl_context",
+    "unreachable",
+]
 
 KAFKA_FAILURES = (KafkaError, HeadraceError, OSError)
 """What a client of ours raises when Kafka isn't there, refuses, or takes too long (TimeoutError is an OSError)."""
@@ -81,11 +91,22 @@ async def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError
     return BrokerError(f"no Kafka at {kafka.bootstrap_servers} answers with {secured} ({name}: {why}); {_advice(met)}")
 
 
-async def _met(kafka: KafkaSettings) -> BaseException | None:
-    """What a plain connection to the first server meets: aiokafka's clients keep it for their log."""
-    kwargs = client_kwargs(kafka)
-    host, port, _ = collect_hosts(kwargs.pop("bootstrap_servers"))[0]
-    kwargs["request_timeout_ms"] = TRIAL_TIMEOUT_MS
+async def answers(kafka: KafkaSettings) -> bool:
+    """Whether one of the servers that the settings name takes a connection of ours, within 5 s."""
+    found = await asyncio.gather(*(_met(kafka, number) for number in range(len(_hosts(kafka)))))
+    return None in found
+
+
+def _hosts(kafka: KafkaSettings) -> list[tuple[str, int, Any]]:
+    found: list[tuple[str, int, Any]] = collect_hosts(client_kwargs(kafka)["bootstrap_servers"], randomize=False)
+    return found
+
+
+async def _met(kafka: KafkaSettings, number: int = 0) -> BaseException | None:
+    """What a plain connection to a server meets: aiokafka's clients keep it for their log."""
+    kwargs = client_kwargs(kafka) | {"request_timeout_ms": TRIAL_TIMEOUT_MS}
+    del kwargs["bootstrap_servers"]
+    host, port, _ = _hosts(kafka)[number]
     try:
         (await create_conn(host, port, **kwargs)).close()
     except (KafkaError, OSError, TimeoutError) as error:

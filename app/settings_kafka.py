@@ -110,7 +110,9 @@ class DeliverySettings(Section):
     transaction_timeout_s: float = Field(20.0, ge=5, le=900, description="The broker aborts a transaction after this.")
     retry_backoff_s: float = Field(0.5, gt=0, le=60, description="First wait of a broken lane; doubles up to 30 s.")
     stall_timeout_s: float = Field(
-        60.0, ge=10, description="A partition with input and room that doesn't move for this long ends the worker."
+        60.0,
+        ge=10,
+        description="A partition with input and room that doesn't move for this long, though Kafka answers, ends the worker.",
     )
     block_cache_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB block cache, shared by all partitions.")
     write_buffer_bytes: int = Field(64 << 20, ge=1 << 20, description="RocksDB write buffers, all partitions together.")

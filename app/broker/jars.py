@@ -17,9 +17,11 @@ from pathlib import Path
 
 from app.errors import BrokerError
 
-__all__ = ["archive_file", "cache_folder", "jars", "java"]
+__all__ = ["VERSION", "archive_file", "cache_folder", "jars", "java"]
 
-VERSION = "4.3.0"
+VERSION = "4.2.2"
+"""Not 4.3.0 to 4.4.0: one that was killed drops commit markers when it starts again, so that parts of a transaction stay
+invisible (KAFKA-20734)."""
 ENDPOINT = f"org.apache.kafka:kafka_2.13:{VERSION}"
 LOG_BINDING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 """Kafka's own archive has it too: without it the broker logs nothing, not even why it ended. Resolved apart, since

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from app.broker.jars import archive_file, jars, java
+from app.broker.jars import VERSION, archive_file, jars, java
 from app.broker.private import write_private
 from app.broker.secure import Secured
 from app.errors import BrokerError
@@ -322,7 +322,11 @@ class EmbeddedKafka:
                 lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
         marks = (" ERROR ", " FATAL ", "Exception", "Error:")
         worst = [line for line in lines if any(mark in line for mark in marks)]
-        for word, why in (("No space left", "the disk is full"), ("Read-only file system", "the disk is read-only")):
+        for word, why in (
+            ("No space left", "the disk is full"),
+            ("Read-only file system", "the disk is read-only"),
+            ("UnsupportedVersionException", f"a newer Kafka than {VERSION} wrote this folder; remove it to begin anew"),
+        ):
             if any(word in line for line in lines):
                 return f"{why} ({self.data_dir})"
         with contextlib.suppress(OSError):  # on a full disk Kafka can't even log that it is

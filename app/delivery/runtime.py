@@ -20,6 +20,7 @@ from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import Partitioner
 from app.delivery.stage import Stage
 from app.errors import OutputError, StateError
+from app.kafka import answers
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -333,10 +334,9 @@ class Delivery:
                         self.report_stopped(lane)
                 elif lane.ready:
                     lane.stage.logic.tick(lane, int(time.time() * 1000))
-                    if not lane.idle_reason:
-                        self._check_moving(lane, now)
             for name, n in stopped.items():
                 metrics.PARTITIONS_STOPPED.labels(name).set(n)
+            await self._check_moving(now)
 
     def _pace(self, now: float) -> None:
         """Shares the worker's transactions a second among the lanes that had some."""
@@ -344,13 +344,21 @@ class Delivery:
         delivery = self.settings.delivery
         self.gather_s = min(delivery.commit_interval_ms / 1000, active / delivery.transactions_per_s)
 
-    def _check_moving(self, lane: Lane, now: float) -> None:
-        if now - lane.moved_at > self.settings.delivery.stall_timeout_s:
+    async def _check_moving(self, now: float) -> None:
+        """Raises StateError where a partition with input stands still, unless nothing can move as Kafka isn't there."""
+        since = now - self.settings.delivery.stall_timeout_s
+        still = [lane for lane in self.lanes.values() if lane.ready and not lane.idle_reason and lane.moved_at < since]
+        if not still:
+            return
+        if await answers(self.settings.kafka):
+            lane = still[0]
             raise StateError(
                 f"{lane.stage.name}, partition {lane.tp.partition} of {lane.tp.topic} has input at offset "
                 f"{lane.position + 1} and didn't move for {now - lane.moved_at:.0f} s; the worker ends so that another "
                 "takes over"
             )
+        for lane in still:
+            lane.moved_at = now
 
     def _watch_loop(self) -> None:
         """In a thread of its own. Counts its own ticks, so that a stopped and continued process isn't taken for stuck."""

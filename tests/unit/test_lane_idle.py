@@ -1,11 +1,17 @@
-"""A lane that had nothing to do isn't stuck when work comes."""
+"""When a lane counts as stuck: not when it had nothing to do, and not while Kafka isn't there."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka.structs import TopicPartition
 
 from app.delivery.lane import Lane
+from app.delivery.runtime import Delivery
+from app.errors import StateError
+from app.kafka import answers
+from app.settings import KafkaSettings
 
 
 def lane() -> Lane:
@@ -24,3 +30,36 @@ def test_work_posted_after_a_long_rest_begins_its_time_anew() -> None:
     first = idle.moved_at = idle.moved_at - 50
     idle.post(lambda view, out: None)  # what waits already goes on waiting
     assert idle.moved_at == first
+
+
+async def test_a_lane_that_stands_still_ends_the_worker_only_while_kafka_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, there = lane(), False
+
+    async def answer(_: object) -> bool:
+        return there
+
+    monkeypatch.setattr("app.delivery.runtime.answers", answer)
+    held.ready = True
+    held.post(lambda view, out: None)
+    settings = SimpleNamespace(kafka=None, delivery=SimpleNamespace(stall_timeout_s=60))
+    delivery: Any = SimpleNamespace(lanes={held.tp: held}, settings=settings)
+    now = time.monotonic()
+    held.moved_at = now - 61
+    await Delivery._check_moving(delivery, now)
+    there = True
+    await Delivery._check_moving(delivery, now + 59)  # the time begins anew when Kafka comes back
+    with pytest.raises(StateError, match="didn't move for 61 s"):
+        await Delivery._check_moving(delivery, now + 61)
+
+
+async def test_kafka_answers_when_one_of_its_servers_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connect(host: str, port: int, **_: object) -> Any:
+        if port != 2:
+            raise ConnectionRefusedError
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr("app.kafka.create_conn", connect)
+    assert await answers(KafkaSettings(bootstrap_servers="a:1,b:2"))
+    assert not await answers(KafkaSettings(bootstrap_servers="a:1,b:3"))
