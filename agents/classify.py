@@ -23,7 +23,7 @@ from app.llm.budget import terms_of
 from app.llm.purse import Purse
 from app.settings import Settings
 from models.events import Bad, ModelRequest, Record
-from tables.open_work import ANSWERED, CACHE, OPEN, OpenItem, open_key
+from tables.open_work import ANSWERED, CACHE, CALLS, OPEN, PROMPTS, OpenItem, open_key
 
 __all__ = ["Classify", "declare"]
 
@@ -74,6 +74,7 @@ class Classify:
     def tick(self, lane: Lane, now_ms: int) -> None:
         self.expiry.tick(lane, now_ms)
         self.tiers.same.expiry.tick(lane, now_ms)
+        self.tiers.prompts.tick(lane, now_ms)
         self.items.review_old(lane, now_ms - int(self.settings.classify.max_age_s * 1000))
         self.tiers.tick(now_ms)
         self._show(now_ms)
@@ -116,7 +117,7 @@ def declare(app: App) -> None:
         name="classify",
         topic=settings.topic("model-requests"),
         logic=logic,
-        maps=[OPEN, ANSWERED, CACHE],
+        maps=[OPEN, ANSWERED, CACHE, PROMPTS, CALLS],
         help="Asks the light and then the deep model about events that no rule decided.",
     )
 

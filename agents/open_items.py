@@ -1,7 +1,7 @@
 """Open items of this worker's partitions: taken up from State, and closed with their outcome in one transaction."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import msgspec
@@ -178,9 +178,9 @@ class OpenItems:
         open_.lane.post(write)
 
     def finish(
-        self, open_: Open, answer: Answer, tier: Tier, why: str, remember: Callable[[Outbox], None] | None = None
+        self, open_: Open, answer: Answer, tier: Tier, why: str, also: Iterable[Callable[[Outbox], None]] = ()
     ) -> None:
-        """Writes the result; `remember` adds what else belongs to its transaction."""
+        """Writes the result; `also` adds what else belongs to its transaction."""
         item = open_.item
 
         def write(out: Outbox) -> tuple[str, str, str]:
@@ -189,14 +189,14 @@ class OpenItems:
             out.count(done.tier, done.task)
             out.decide(done.task, done.tier, item.request.text)
             out.latencies.setdefault(done.tier, []).append(done.latency_ms / 1000)
-            if remember is not None:
-                remember(out)
+            for add in also:
+                add(out)
             return done.tier, done.category, done.why
 
         self._close(open_, write)
 
-    def review(self, open_: Open, cause: str, attempts: int) -> None:
-        """A person decides."""
+    def review(self, open_: Open, cause: str, attempts: int, also: Iterable[Callable[[Outbox], None]] = ()) -> None:
+        """A person decides; `also` as in `finish`."""
         categories = self._categories.get(open_.item.request.task, [])
 
         def write(out: Outbox) -> tuple[str, str, str]:
@@ -206,6 +206,8 @@ class OpenItems:
                 out.send(self._decisions, done.event_id.encode(), _json(Opened(review=done)))
             out.count("review", done.task)
             out.decide(done.task, "review", done.text)
+            for add in also:
+                add(out)
             return "review", "", done.cause
 
         self._close(open_, write)

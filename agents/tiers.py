@@ -6,7 +6,7 @@ see the event. Calls run beside the lanes, bounded by pools.
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,15 +14,17 @@ import msgspec
 from agents.answers import why_deep
 from agents.open_items import OpenItems, now_ms
 from agents.pools import Held, Open, Pool
+from agents.prompts import Prompts
 from agents.same_text import SameText
 from app import crash, metrics
+from app.delivery.outbox import Outbox
 from app.inference.batcher import LightBatcher
 from app.llm.deep import Chain, DeepClassifier, NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.ledger import Ledger
 from app.llm.prompts import refuse_renamed
 from app.llm.purse import Purse
 from app.settings import Settings
-from models.events import Answer
+from models.events import Answer, Exchange
 
 __all__ = ["Tiers"]
 
@@ -46,7 +48,7 @@ class Tiers:
     def __init__(self, settings: Settings, items: OpenItems, ledger: Ledger, purse: Purse | None = None) -> None:
         self.settings, self._items, self._ledger, self._purse = settings, items, ledger, purse
         self.tasks = {task.name: task for task in settings.tasks}
-        self.same = SameText(settings.classify)
+        self.same, self.prompts = SameText(settings.classify), Prompts(settings.classify)
         self._held = Held()
         self._light = self._pool("light", settings.light.batch * 2, self._ask_light)
         self._deep: dict[Chain, Pool] = {}
@@ -117,6 +119,7 @@ class Tiers:
             old, self._client, self.settings = self._client, client, settings
             self.tasks = {task.name: task for task in settings.tasks}
             self.same.use(settings.classify)
+            self.prompts.use(settings.classify)
             pools, self._deep = list(self._deep.values()), {}
             waiting = [open_ for pool in (self._light, *pools) for open_ in pool.take()] + self._held.all()
             for open_ in waiting:
@@ -158,7 +161,8 @@ class Tiers:
         answer = self.same.known(open_.lane.view, question, now_ms())
         if answer is not None:
             metrics.CACHE.labels(request.task, "hit").inc()
-            self._items.finish(open_, answer, "deep", "the same text was answered before")
+            also = self.prompts.cached(open_, open_.lane.view, question.digest)
+            self._items.finish(open_, answer, "deep", "the same text was answered before", also)
         elif self.same.join(question, open_):
             metrics.CACHE.labels(request.task, "joined").inc()
         else:
@@ -223,11 +227,11 @@ class Tiers:
                 self._over_budget(each, error)
         except RoundUsed as error:
             for each in (open_, *self.same.leave(open_)):
-                self._hold(each, error)
+                self._hold(each, error, self._prompt(each, open_, error.exchange))
         except Unanswerable as error:
             for each in (open_, *self.same.leave(open_)):
                 each.item.tried = error.tried
-                self._items.review(each, error.cause, error.attempts)
+                self._items.review(each, error.cause, error.attempts, self._prompt(each, open_, error.exchange))
         else:
             self._answered(open_, answer, client)
 
@@ -239,10 +243,21 @@ class Tiers:
         asked = next((p.model for p in client.providers if p.name == answer.provider), "")
         extracts = answer.fields is not None
         remember = None if digest is None else self.same.remembering(digest, open_.key, answer, asked)
-        self._items.finish(open_, answer, "deep", why_deep(open_.item, extracts), remember)
+        also = self.prompts.own(open_, answer.exchange, None if remember is None else digest)
+        if remember is not None:
+            also.append(remember)
+        self._items.finish(open_, answer, "deep", why_deep(open_.item, extracts), also)
         shared = msgspec.structs.replace(answer, prompt_tokens=0, completion_tokens=0, cost_usd=0.0)
         for follower in followers:
-            self._items.finish(follower, shared, "deep", f"the same text as event {open_.item.request.event_id}")
+            asked_for = open_.item.request.event_id
+            also = self._prompt(follower, open_, answer.exchange)
+            self._items.finish(follower, shared, "deep", f"the same text as event {asked_for}", also)
+
+    def _prompt(self, open_: Open, asked: Open, exchange: Exchange | None) -> list[Callable[[Outbox], None]]:
+        """What is kept of a call for an item and for those that waited for it."""
+        if open_ is asked or exchange is None:
+            return self.prompts.own(open_, exchange)
+        return self.prompts.of_other(open_, asked.item.request.event_id)
 
     def _over_budget(self, open_: Open, error: OverBudget) -> None:
         """The day's money is spent: by the task's policy."""
@@ -260,7 +275,7 @@ class Tiers:
             open_.item.tried = error.tried
             self._items.review(open_, "over-budget", 0)
 
-    def _hold(self, open_: Open, error: RoundUsed) -> None:
+    def _hold(self, open_: Open, error: RoundUsed, also: Iterable[Callable[[Outbox], None]] = ()) -> None:
         """Keeps an item in State until it is due for another round; after the last one a person decides."""
         item, limits = open_.item, self.settings.classify
         if open_.done:
@@ -269,7 +284,7 @@ class Tiers:
         item.attempts += error.attempts
         item.tried = error.tried
         if item.round >= limits.max_rounds:
-            self._items.review(open_, "rounds-used", 0)
+            self._items.review(open_, "rounds-used", 0, also)
             return
         spread = random.uniform(0.9, 1.1)  # noqa: S311 - so that not all come back in the same moment
         item.due_ms = now_ms() + int(limits.retry_s * 1000 * spread)

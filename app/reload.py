@@ -24,6 +24,7 @@ EVERY_S = 1.0
 CHANGEABLE = {
     "noise", "marks", "tasks", "llm", "light.threshold", "light.enabled",
     "classify.max_open", "classify.retry_s", "classify.max_rounds", "classify.max_age_s", "classify.cache_age_s",
+    "classify.keep_prompts_s", "classify.keep_prompts_items", "classify.keep_prompts_bytes",
     "gateway", "console", "sinks",
 }  # fmt: skip
 """Sections, or fields of one, that are read anew for every event or call; and those that are no matter of a worker."""

@@ -136,6 +136,24 @@ class ClassifySettings(Section):
         description="Deep answers a partition keeps for that; above it the oldest go. About 150 bytes each.",
     )
     trace_horizon_s: float = Field(86_400.0, gt=0, description="How long `headrace trace` knows an answered event.")
+    keep_prompts_s: float = Field(
+        0.0,
+        ge=0,
+        description="How long State keeps what a deep model was sent for an event, masked as it was sent, and its raw answer, "
+        "for `headrace trace` and the page Event; 0: not at all, and what was kept goes.",
+    )
+    keep_prompts_items: int = Field(
+        5000,
+        ge=1,
+        description="Events a partition keeps them of; above it the oldest go. About 1 kB each with the built-in "
+        "prompt, twice that on disk.",
+    )
+    keep_prompts_bytes: int = Field(
+        16 << 10,
+        ge=256,
+        le=64 << 10,
+        description="What is kept of the system prompt, of the event's part of the prompt and of the answer, each.",
+    )
 
 
 class WebSettings(Section):

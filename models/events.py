@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["Answer", "Bad", "Event", "Headers", "ModelRequest", "Origin", "Received", "Record"]
+__all__ = ["Answer", "Bad", "Event", "Exchange", "Headers", "ModelRequest", "Origin", "Received", "Record"]
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -96,6 +96,30 @@ class ModelRequest(msgspec.Struct, kw_only=True):
     """Only providers that name all of them may see the event."""
 
 
+class Exchange(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What was sent to a model for one event and what it said, where that is kept. Texts may be cut to a size."""
+
+    provider: str
+    model: str
+    """As the server named it; as the settings do where it said nothing."""
+    system: str
+    """The system prompt."""
+    message: str
+    """The event's line of the user's prompt, as it was sent: masked where the rest was."""
+    answer: str
+    """All that the model said where the event was asked about alone; else what it said under the event's number."""
+    finish_reason: str
+    """As the server says; `refused`: it didn't take the prompt."""
+    number: int
+    """Of the event in the call, from 1."""
+    items: int
+    """Events in the call."""
+    attempt: int
+    """Which one it was for the event, from 1; earlier ones aren't kept."""
+    cut: bool
+    """A text was longer than is kept."""
+
+
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
     """What a tier decided for one event."""
 
@@ -116,3 +140,5 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     cost_usd: float = 0.0
     latency_ms: int = 0
     """Time of the model call that gave the answer."""
+    exchange: Exchange | None = None
+    """What was sent and said, where classify.keep_prompts_s asks for it."""

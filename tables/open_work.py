@@ -3,9 +3,21 @@
 import msgspec
 
 from app.delivery.maps import STAY, Map, PackedMap
-from models.events import ModelRequest
+from models.events import Exchange, ModelRequest
 
-__all__ = ["ANSWERED", "CACHE", "OPEN", "Answered", "Cached", "OpenItem", "open_key"]
+__all__ = [
+    "ANSWERED",
+    "CACHE",
+    "CALLS",
+    "OPEN",
+    "PROMPTS",
+    "Answered",
+    "Cached",
+    "Called",
+    "OpenItem",
+    "Prompted",
+    "open_key",
+]
 
 
 class OpenItem(msgspec.Struct, kw_only=True):
@@ -51,6 +63,23 @@ class Cached(msgspec.Struct, array_like=True, gc=False):
     """What the task extracts."""
 
 
+class Prompted(msgspec.Struct, array_like=True, gc=False):
+    """What a deep model was asked about an event, where classify.keep_prompts_s asks to keep it."""
+
+    at_ms: int
+    exchange: Exchange | None
+    """None: it has no call of its own."""
+    call_of: str = ""
+    """The event whose call gave the answer: their texts are the same. Empty without `exchange`: an answer from the cache whose
+    call isn't known."""
+
+
+class Called(msgspec.Struct, array_like=True, gc=False):
+    """Whose call gave an answer that stands in the cache."""
+
+    event_id: str
+
+
 OPEN: Map[OpenItem] = Map(
     "open", b"o", OpenItem, help="offset -> event that waits for a model; removed with its result", moves=STAY
 )
@@ -69,6 +98,24 @@ CACHE: PackedMap[Cached] = PackedMap(
     Cached,
     help="task, prompt version and text -> deep answer; expires after classify.cache_age_s",
     moves=STAY,  # a text that now goes elsewhere is asked once more
+)
+PROMPTS: PackedMap[Prompted] = PackedMap(
+    "prompts",
+    b"p",
+    b"P",
+    Prompted,
+    bucket_s=60,
+    help="event_id -> prompt and raw answer; kept for classify.keep_prompts_s",
+    moves=STAY,
+)
+CALLS: PackedMap[Called] = PackedMap(
+    "calls",
+    b"q",
+    b"Q",
+    Called,
+    bucket_s=60,
+    help="as in cache -> event whose call gave the answer; kept as prompts are",
+    moves=STAY,
 )
 
 

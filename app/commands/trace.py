@@ -56,6 +56,8 @@ def _show_step(step: dict[str, Any], written: dict[str, Any] | None, as_json: bo
     click.echo(f"{_time(int(step['at_ms']))}  {step['stage']}: {_told(step)}")
     if "offset" in step:
         click.echo(f"    read     {step['topic']} partition {step['partition']} offset {step['offset']}")
+    if "prompt" in step:
+        _show_prompt(step["prompt"])
     if written:
         click.echo(
             f"    written  {written['topic']} partition {written['partition']} offset {written['offset']} "
@@ -68,6 +70,33 @@ def _show_step(step: dict[str, Any], written: dict[str, Any] | None, as_json: bo
                 f"    result   {result['category']} by {result['tier']} at {result['confidence']}{model}: {result['why']}; "
                 f"{result['latency_ms']} ms after its append"
             )
+
+
+def _show_prompt(prompt: dict[str, Any]) -> None:
+    """What a deep model was asked and what it said."""
+    exchange, call_of = prompt["exchange"], prompt["call_of"]
+    if call_of:
+        click.echo(f"    prompt   that of event {call_of}, whose text is the same")
+    elif exchange is None:
+        click.echo("    prompt   from the cache; which call it came from isn't known")
+    if exchange is None:
+        return
+    company = (
+        f"number {exchange['number']} of {exchange['items']} events" if exchange["items"] > 1 else "this event alone"
+    )
+    cut = "; not all of it is kept (classify.keep_prompts_bytes)" if exchange["cut"] else ""
+    click.echo(
+        f"    call     to {exchange['provider']}, model {exchange['model']}: {company}, attempt {exchange['attempt']}, "
+        f"finish reason {exchange['finish_reason'] or '-'}{cut}"
+    )
+    for name in ("system", "message", "answer"):
+        for number, line in enumerate(exchange[name].split("\n")):
+            click.echo(f"    {'' if number else name:8} | {_plain(line)}")
+
+
+def _plain(text: str) -> str:
+    """Without what steers a terminal: a model may say anything."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _told(step: dict[str, Any]) -> str:

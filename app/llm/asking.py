@@ -9,14 +9,17 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from app.errors import ModelRefused, ModelUnavailable
 from app.llm.answer import Completion, PromptRefused
+from app.llm.exchange import exchanges
 from app.llm.parse import Fields, parse_answers, parse_with_fields
 from app.llm.prompts import Prompt, PromptBuilder
 from app.llm.provider import LeftAlone, NoMoney, Provider
 from app.settings import TaskSettings
 from app.settings_extract import why_wrong
-from models.events import Answer
+from models.events import Answer, Exchange
 
 __all__ = ["Item", "ask_provider"]
 
@@ -35,11 +38,15 @@ class Item:
     """An event and the caller that waits for it."""
 
     __slots__ = (
-        "alone", "attempts", "completion_tokens", "cost_usd", "due", "future", "here", "outcomes", "prompt_tokens", "text",
+        "alone", "attempts", "completion_tokens", "cost_usd", "due", "exchange", "future", "here", "keep_bytes", "outcomes",
+        "prompt_tokens", "text",
     )  # fmt: skip
 
-    def __init__(self, text: str, due: float, future: asyncio.Future[Answer]) -> None:
-        self.text, self.due, self.future = text, due, future
+    def __init__(self, text: str, due: float, future: asyncio.Future[Answer], keep_bytes: int = 0) -> None:
+        self.text, self.due, self.future, self.keep_bytes = text, due, future, keep_bytes
+        """`keep_bytes`: what is kept of a text that is sent or said; 0: nothing."""
+        self.exchange: Exchange | None = None
+        """Of the last call for it, where it is kept."""
         self.attempts = self.here = self.alone = self.prompt_tokens = self.completion_tokens = 0
         """`here`: answers spoilt at the provider that is being asked; `alone`: those without company."""
         self.cost_usd = 0.0
@@ -111,8 +118,13 @@ async def _ask(provider: Provider, prompts: PromptBuilder, items: Sequence[Item]
     """One prompt; settles the valid answers, returns the other items and why they have none."""
     task = prompts.task
     prompt = prompts.build([item.text for item in items], masked=provider.masks)
-    completion = await provider.complete(prompt, task.name)
+    try:
+        completion = await provider.complete(prompt, task.name)
+    except PromptRefused:
+        _keep(provider, prompt, items, None)
+        raise
     answers = _answers(task, prompt, completion)
+    _keep(provider, prompt, items, completion)
     _share(items, completion, provider.price.cost(completion.prompt_tokens, completion.completion_tokens))
     left = []
     for number, item in enumerate(items, 1):
@@ -141,6 +153,15 @@ def _answers(task: TaskSettings, prompt: Prompt, completion: Completion) -> dict
     return {**parse_with_fields(completion.text, prompt.items, ids, fits, completion.finish_reason)}
 
 
+def _keep(provider: Provider, prompt: Prompt, items: Sequence[Item], completion: Completion | None) -> None:
+    """Notes in each what was sent and said, if that is asked for."""
+    most_bytes = items[0].keep_bytes
+    if most_bytes:
+        its = exchanges(prompt, completion, provider=provider.name, model=provider.model, most_bytes=most_bytes)
+        for item, exchange in zip(items, its, strict=True):
+            item.exchange = msgspec.structs.replace(exchange, attempt=item.attempts + 1)
+
+
 def _share(items: Sequence[Item], completion: Completion, cost_usd: float) -> None:
     """Whole tokens, so that the items' sums are the server's own figure; earlier, spoilt calls add up."""
     prompt, prompt_over = divmod(completion.prompt_tokens, len(items))
@@ -165,4 +186,5 @@ def _answer(
         completion_tokens=item.completion_tokens,
         cost_usd=item.cost_usd,
         latency_ms=completion.latency_ms,
+        exchange=item.exchange,
     )

@@ -67,6 +67,7 @@ class DeepClassifier:
         before: "DeepClassifier | None" = None,
     ) -> None:
         self._llm = settings.llm
+        self._keep_bytes = settings.classify.keep_prompts_bytes if settings.classify.keep_prompts_s else 0
         self._prompts = {task.name: PromptBuilder(task, settings.llm) for task in settings.tasks}
         self._sources = {settings.source_topic(source): source.name for source in settings.sources}
         gates = {(p.name, p.settings.base_url): p.gate for p in before.providers} if before else {}
@@ -126,7 +127,7 @@ class DeepClassifier:
         if not chain:
             raise Unanswerable("no-provider-allowed", 0, [])
         due = self._clock() + self._llm.batch_wait_ms / 1000
-        item = Item(request.text, due, asyncio.get_running_loop().create_future())
+        item = Item(request.text, due, asyncio.get_running_loop().create_future(), self._keep_bytes)
         self._waiting.setdefault((request.task, request.event_type, chain), []).append(item)
         self._pump()
         try:
@@ -269,11 +270,11 @@ class DeepClassifier:
         tried = [f"{provider.name}: {what}" for provider, (_, what) in kinds.items()]
         bad = [what for kind, what in kinds.values() if kind == "bad"]
         if len(bad) == len(kinds):
-            item.fail(Unanswerable(bad[-1], item.attempts, tried))
+            item.fail(Unanswerable(bad[-1], item.attempts, tried, item.exchange))
         elif any(kind == "budget" for kind, _ in kinds.values()):
             item.fail(OverBudget(tried))
         elif bad or any(kind == "failed" and provider.ready_in_s <= 0 for provider, (kind, _) in kinds.items()):
-            item.fail(RoundUsed(item.attempts, tried))
+            item.fail(RoundUsed(item.attempts, tried, item.exchange))
         else:  # an outage says nothing about the event
             item.fail(NotNow(tried, self._next_s(chain)))
 

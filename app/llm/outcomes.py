@@ -8,6 +8,7 @@ ModelError
 """
 
 from app.errors import ModelError, ModelUnavailable
+from models.events import Exchange
 
 __all__ = ["NotNow", "OverBudget", "RoundUsed", "Unanswerable"]
 
@@ -18,11 +19,12 @@ class RoundUsed(ModelUnavailable):
     Args:
         attempts: answers that were asked for in this round.
         tried: `provider: what came of it`, in order.
+        exchange: the last that was answered, where that is kept.
     """
 
-    def __init__(self, attempts: int, tried: list[str]) -> None:
+    def __init__(self, attempts: int, tried: list[str], exchange: Exchange | None = None) -> None:
         super().__init__(f"no provider answered ({'; '.join(tried)})")
-        self.attempts, self.tried = attempts, tried
+        self.attempts, self.tried, self.exchange = attempts, tried, exchange
 
 
 class NotNow(ModelUnavailable):
@@ -57,8 +59,9 @@ class Unanswerable(ModelError):
         cause: a stable word: no-answer, cut, content-filter, prompt-refused, no-provider-allowed.
         attempts: how often it was asked.
         tried: `provider: what came of it`, in order.
+        exchange: the last that was answered or refused, where that is kept.
     """
 
-    def __init__(self, cause: str, attempts: int, tried: list[str]) -> None:
+    def __init__(self, cause: str, attempts: int, tried: list[str], exchange: Exchange | None = None) -> None:
         super().__init__(f"no valid answer after {attempts} attempts ({cause})")
-        self.cause, self.attempts, self.tried = cause, attempts, tried
+        self.cause, self.attempts, self.tried, self.exchange = cause, attempts, tried, exchange

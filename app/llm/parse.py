@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from app.settings_extract import LABEL_KEYS, NUMBER_KEYS
 
-__all__ = ["Fields", "parse_answers", "parse_with_fields"]
+__all__ = ["Fields", "parse_answers", "parse_with_fields", "parts_of"]
 
 Fields = dict[str, object]
 
@@ -79,6 +79,28 @@ def parse_with_fields(
         if fields is not None:
             answers[number] = (label, fields)
     return answers
+
+
+def parts_of(text: str, finish_reason: str = "") -> dict[int, str]:
+    """What was said under each number, as it was said; several times under one number, in lines.
+
+    Args:
+        text: what the model said.
+        finish_reason: see `parse_answers`.
+    """
+    parts: dict[int, list[str]] = {}
+    for number, _, value in _said(_without_thoughts(text), cut=finish_reason == "length"):
+        parts.setdefault(number, []).append(value if isinstance(value, str) else _written(value))
+    return {number: "\n".join(said) for number, said in parts.items()}
+
+
+def _written(value: object) -> str:
+    """As JSON, also with a key that came twice."""
+    if isinstance(value, _Pairs):
+        return "{" + ", ".join(f"{_written(key)}: {_written(inner)}" for key, inner in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _certain(

@@ -30,6 +30,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from agents.hopping import Hopping
 from agents.ingest import Ingest
 from agents.open_windows import open_windows
+from agents.prompts import told
 from agents.results import STAGE as RESULTS_STAGE
 from agents.review import waiting
 from app import metrics
@@ -296,7 +297,8 @@ class Pages:
             for of in (m for m in maps if isinstance(m, PackedMap) and m in (SEEN, ANSWERED)):
                 value = lane.view.get(of, key)
                 if value is not None:
-                    found.append(self._step(lane, of, value))
+                    prompt = told(lane.view, key) if of is ANSWERED else {}
+                    found.append({**self._step(lane, of, value), **prompt})
             if OPEN in maps:
                 found.extend(self._open_steps(lane, key.decode()))
             if REVIEWS in maps and (row := lane.view.get(REVIEWS, key)) is not None:

@@ -83,7 +83,7 @@ async def cli(worker: Worker, *arguments: str) -> subprocess.CompletedProcess[st
 
 async def test_each_event_gets_its_own_answer_in_batches(fleet: Fleet) -> None:
     async with ModelServer(latency_ms=20) as server:
-        worker = await a_worker(fleet, server.base_url)
+        worker = await a_worker(fleet, server.base_url, HEADRACE_CLASSIFY__KEEP_PROMPTS_S="3600")
         await send(fleet, messages(100))
         await until(lambda: has(fleet, 100), 90, "100 results")
         found = {r["event_id"]: r for r in await results(fleet)}
@@ -102,6 +102,12 @@ async def test_each_event_gets_its_own_answer_in_batches(fleet: Fleet) -> None:
         traced = await cli(worker, "trace", "m7")
         assert "decided" in traced.stdout or "asked a model" in traced.stdout, traced.stderr
         assert "ai-results partition" in traced.stdout
+        assert re.search(
+            r"call +to main, model stub: number (\d+) of (\d+) events, attempt 1, finish reason stop", traced.stdout
+        )
+        assert re.search(rf'message  \| \d+: "{re.escape(TEXTS[7])} \(7\)"\n', traced.stdout)
+        assert f"answer   | {category_of(TEXTS[7])}\n" in traced.stdout
+        assert not any(f"({n})" in traced.stdout for n in range(100) if n != 7), "what was asked about others"
         tables = await cli(worker, "tables")
         assert "classify/answered" in tables.stdout, tables.stderr
         row = await cli(worker, "tables", "classify/answered", "m7", "--json")

@@ -17,6 +17,7 @@ from app.web.console.guard import Guard
 from app.web.console.pages import event as page
 from app.web.console.pages.event import View
 from app.web.console.traces import Traces
+from app.web.history import writes
 from app.web.workers import Answer, Workers
 from tests.helpers.console import console_app
 from tests.helpers.records import record
@@ -91,14 +92,15 @@ class Topics:
         return await self.at(step["topic"], step["partition"], step["offset"])
 
     async def written(self, step: dict[str, Any], event_id: str) -> dict[str, Any] | None:
-        if step["map"] not in ("answered", "decided"):
+        if writes(step) is None:
             return None
         Topics.read_at.append(f"written {step['map']}")
         if Topics.hidden:
             Topics.hidden -= 1
             return None
         review = step["map"] == "answered" and step["tier"] == "review"
-        said = {"cause": "no-answer"} if review else {"category": step["category"], "tier": step["tier"]}
+        decided = {"category": step.get("category", "happy"), "tier": step.get("tier", "rule")}
+        said = {"cause": "no-answer"} if review else decided
         value = {"event_id": "e", "source": SOURCE, **said}
         return {"topic": "ai-results", "partition": 0, "offset": 1, "timestamp_ms": step["at_ms"], "value": value}
 
@@ -208,6 +210,10 @@ async def test_a_result_that_another_transaction_hides_for_a_moment_is_looked_fo
     await view.watch()
     assert view._result is not None
     assert Topics.read_at.count("written answered") == 3
+    Topics.hidden = 2
+    view = await view_of(served, State([{**SEEN, "outcome": "rule"}]))
+    await view.watch()
+    assert Topics.read_at[-4:] == ["seen", "written seen", "written seen", "written seen"]
     Topics.hidden = 1000  # retention has removed it
     view = await view_of(served, State([SEEN, DEEP]))
     await view.watch()
@@ -294,3 +300,50 @@ async def test_pages_on_one_event_share_a_look_and_all_wait_for_their_turn(monke
     for _ in range(4):
         await shared.look_again("e")
     assert [rest * traces.LOOKS_PER_S for rest in rests] == [0, 1, 2, 3]
+
+
+EXCHANGE = {
+    "provider": "main", "model": "small", "system": "Say how <b>they</b> feel.", "message": '3: "[EMAIL_1]"',
+    "answer": "happy", "finish_reason": "stop", "number": 3, "items": 20, "attempt": 2, "cut": False,
+}  # fmt: skip
+
+
+def said(view: View, mark: str) -> str:
+    return "\n".join(each.text for of in marked(view, mark) for each in of.descendants() if isinstance(each, ui.label))
+
+
+async def test_prompt_and_answer_are_shown_where_they_are_kept_and_that_it_was_one_of_many(
+    served: tuple[Guard, Console],
+) -> None:
+    view = await view_of(served, State([SEEN, {**DEEP, "prompt": {"call_of": "", "exchange": EXCHANGE}}]))
+    await view.watch()
+    shown = said(view, "prompt")
+    assert "for 20 events, of which this is number 3" in shown
+    assert said(view, "prompt-message") == '3: "[EMAIL_1]"'
+    assert said(view, "prompt-answer") == "happy"
+    assert "isn't kept (classify.keep_prompts_s)" not in shown
+    assert not marked(view, "prompt-of")
+
+
+@pytest.mark.parametrize(
+    ("call_of", "text"), [("a/b", "Answered with the call for event a/b"), ("", "Answered from the cache; which call")]
+)
+async def test_an_answer_without_a_call_of_its_own_says_where_it_is_from(
+    served: tuple[Guard, Console], call_of: str, text: str
+) -> None:
+    view = await view_of(served, State([SEEN, {**DEEP, "prompt": {"call_of": call_of, "exchange": None}}]))
+    await view.watch()
+    (of,) = marked(view, "prompt-of")
+    assert isinstance(of, ui.link | ui.label)
+    assert of.text.startswith(text)
+    assert not marked(view, "prompt")
+
+
+async def test_nobody_whose_session_is_over_is_shown_a_prompt(
+    served: tuple[Guard, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = await view_of(served, State([SEEN, {**DEEP, "prompt": {"call_of": "", "exchange": EXCHANGE}}]))
+    served[1].sessions.end(view.visit.session)
+    await view.watch()
+    assert texts(view)
+    assert not marked(view, "prompt")

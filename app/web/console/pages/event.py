@@ -235,6 +235,7 @@ class View:
             entry = ui.timeline_entry(icon=draw.ICONS.get(step["map"], "circle"))
         with entry:
             draw.read_from(self.visit, step, None if _same(read, self.raw) else read)
+            draw.prompt(self.visit, step)
             outcome = ui.column().classes("w-full gap-0")
         if index < len(self.timeline.default_slot.children) - 1:
             entry.move(self.timeline, index)
@@ -255,7 +256,7 @@ class View:
         if written is not None and drawn.written is None:
             drawn.written = written
             with drawn.outcome:
-                draw.written_to(self.visit, written)
+                draw.written_to(self.visit, written, prompt_kept="prompt" in step)
 
     def _show_result(self) -> None:
         """The latest result, or that there is none."""
@@ -265,7 +266,7 @@ class View:
             self._result = result
             self.outcome.clear()
             with self.outcome:
-                draw.outcome(self.visit, result)
+                draw.outcome(self.visit, result, prompt_kept=any("prompt" in step for step in self.steps))
             self.outcome.set_visibility(True)
 
 

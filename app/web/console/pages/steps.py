@@ -1,14 +1,19 @@
 """How the page Event draws a step of an event: what it did, what it read and what it wrote."""
 
 from typing import Any
+from urllib.parse import urlencode
 
 from aiokafka.structs import ConsumerRecord
 from nicegui import ui
 
 from app.web.console.context import Visit
-from app.web.console.parts import facts, printable, whole_value
+from app.web.console.parts import facts, printable, whole_text, whole_value
+from app.web.users import Role
 
-__all__ = ["ICONS", "headline", "outcome", "read_from", "record", "told", "when", "written_to"]
+__all__ = ["ICONS", "headline", "outcome", "prompt", "read_from", "record", "told", "when", "written_to"]
+
+SEES_PAYLOADS: Role = "viewer"
+"""Sees what is in events (docs/console.md), and so what was made of it for a model. Asked at the moment that it is drawn."""
 
 ICONS = {
     "seen": "input",
@@ -64,24 +69,55 @@ def record(visit: Visit, its: ConsumerRecord[bytes, bytes]) -> None:
         whole_value(visit, its.value)
 
 
-def written_to(visit: Visit, written: dict[str, Any]) -> None:
+def written_to(visit: Visit, written: dict[str, Any], *, prompt_kept: bool) -> None:
     """The result or review that a step wrote (see `History.written`)."""
     place = f"{written['topic']}/{written['partition']}/{written['offset']}"
     ui.label(f"{visit.t('written')} {place} · {visit.time(written['timestamp_ms'])}").classes("mono")
     value = written["value"]
-    facts(_result_facts(visit, value) if "tier" in value else _review_facts(visit, value))
+    facts(_result_facts(visit, value, prompt_kept=prompt_kept) if "tier" in value else _review_facts(visit, value))
 
 
-def outcome(visit: Visit, result: dict[str, Any] | None) -> None:
+def prompt(visit: Visit, step: dict[str, Any]) -> None:
+    """What a deep model was asked and what it said, folded; nothing where that isn't kept."""
+    kept, t = step.get("prompt"), visit.t
+    if kept is None or not visit.may(SEES_PAYLOADS):
+        return
+    exchange, call_of = kept["exchange"], kept["call_of"]
+    if call_of:
+        ui.link(t("prompt_of", id=call_of), "/event?" + urlencode({"id": call_of})).props("data-mark=prompt-of")
+    elif exchange is None:
+        ui.label(t("prompt_cached")).classes("opacity-70").props("data-mark=prompt-of")
+    if exchange is None:
+        return
+    with ui.expansion(t("prompt_and_answer")).classes("w-full").props("dense data-mark=prompt"):
+        company = (
+            t("prompt_alone")
+            if exchange["items"] == 1
+            else t("prompt_one_of", number=exchange["number"], items=exchange["items"])
+        )
+        facts(
+            [
+                (t("provider"), exchange["provider"]), (t("model"), exchange["model"]), (t("prompt_call"), company),
+                (t("attempt"), exchange["attempt"]), (t("finish_reason"), exchange["finish_reason"]),
+                (t("note"), t("prompt_cut") if exchange["cut"] else ""),
+            ]
+        )  # fmt: skip
+        for key in ("prompt_system", "prompt_message", "prompt_answer"):
+            ui.label(t(key)).classes("text-caption opacity-70")
+            with ui.element("div").classes("w-full").props(f"data-mark={key.replace('_', '-')}"):
+                whole_text(exchange[key.removeprefix("prompt_")] or t("prompt_nothing"), "40vh")
+
+
+def outcome(visit: Visit, result: dict[str, Any] | None, *, prompt_kept: bool) -> None:
     """The latest result, or that there is none."""
     if result is None:
         ui.label(visit.t("no_result_yet")).classes("text-subtitle1")
         return
     ui.label(f"{result['category']} · {result['tier']}").classes("text-h6")
-    facts(_result_facts(visit, result))
+    facts(_result_facts(visit, result, prompt_kept=prompt_kept))
 
 
-def _result_facts(visit: Visit, result: dict[str, Any]) -> list[tuple[str, Any]]:
+def _result_facts(visit: Visit, result: dict[str, Any], *, prompt_kept: bool) -> list[tuple[str, Any]]:
     t = visit.t
     tokens = result.get("tokens") or {}
     used = f"{tokens.get('prompt', 0):,} + {tokens.get('completion', 0):,}" if any(tokens.values()) else ""
@@ -93,7 +129,7 @@ def _result_facts(visit: Visit, result: dict[str, Any]) -> list[tuple[str, Any]]
         (t("tokens"), used), (t("event_cost"), f"{result['cost_usd']:.8f} $" if result.get("cost_usd") else ""),
         (t("latency"), f"{result.get('latency_ms', 0):,} ms"), (t("entity"), result.get("entity")),
         (t("trace_id"), result.get("trace_id")),
-        (t("prompt"), t("prompt_not_kept") if result.get("prompt_version") else ""),
+        (t("prompt"), t("prompt_not_kept") if result.get("prompt_version") and not prompt_kept else ""),
     ]  # fmt: skip
 
 
