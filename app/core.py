@@ -220,6 +220,7 @@ def logging_config(settings: Settings) -> dict[str, Any]:
             "mode": quiet,
             "aiokafka": {"level": "ERROR"},
             "aiohttp.access": {"level": "WARNING"},
+            "authlib": {"level": "WARNING"},  # it writes PKCE's verifiers at debug
         },
     }
 

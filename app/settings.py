@@ -68,7 +68,9 @@ __all__ = [
 Role = Literal["all", "ingest", "windows", "classify", "review", "results"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-SECRETS = ("kafka.password", "llm.api_key", "web.token", "console.secret", "console.token")
+SECRETS = (
+    "kafka.password", "llm.api_key", "web.token", "console.secret", "console.token", "console.oidc.client_secret",
+)  # fmt: skip
 """Fields that may come from the environment only."""
 
 
@@ -354,12 +356,12 @@ def _defaults() -> dict[str, Any]:
 
 def _refuse_secrets(tree: dict[str, Any], path: Path) -> None:
     for dotted in SECRETS:
-        section, field = dotted.split(".")
-        part = tree.get(section)
-        if isinstance(part, dict) and part.get(field):
-            raise SettingsError(
-                f"{path}: {dotted} is a secret and isn't read from a file; set HEADRACE_{section.upper()}__{field.upper()}"
-            )
+        part: Any = tree
+        for name in dotted.split("."):
+            part = part.get(name) if isinstance(part, dict) else None
+        if part:
+            variable = "HEADRACE_" + dotted.upper().replace(".", "__")
+            raise SettingsError(f"{path}: {dotted} is a secret and isn't read from a file; set {variable}")
 
 
 def _refuse_unknown_environment() -> None:

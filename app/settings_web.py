@@ -1,17 +1,43 @@
 """Settings of `headrace web`: the gateway, what it listens on and takes; and the console, who gets in."""
 
-from typing import Literal
+from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from app.settings_base import Section
 
-__all__ = ["LOOPBACK", "ConsoleSettings", "GatewaySettings", "ResultsSettings", "ReviewsSettings", "Scope"]
+__all__ = [
+    "LOOPBACK",
+    "ConsoleRole",
+    "ConsoleSettings",
+    "GatewaySettings",
+    "OidcSettings",
+    "ResultsSettings",
+    "ReviewsSettings",
+    "Scope",
+    "safe_address",
+]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Scope = Literal["produce", "read", "review", "admin"]
 """What an API key may do. admin may do all."""
+
+ConsoleRole = Literal["viewer", "operator", "reviewer", "admin"]
+"""viewer sees; operator also redrives and discards; reviewer also decides reviews; admin may do all."""
+
+
+def safe_address(address: str) -> bool:
+    """Whether nobody can listen in on the way to an address: https, or http to this machine; without user or fragment."""
+    try:
+        parts = urlsplit(address)
+        host, user, _ = parts.hostname, parts.username, parts.port
+    except ValueError:
+        return False
+    plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
+    secure = parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK)
+    return plain and secure and bool(host) and user is None and not parts.fragment
 
 
 class ResultsSettings(Section):
@@ -97,6 +123,84 @@ class GatewaySettings(Section):
     )
 
 
+class OidcSettings(Section):
+    """Login to the console by an identity provider (OpenID Connect), beside local users. Needs the extra `oidc`."""
+
+    issuer: str = Field(
+        "",
+        description="The provider, exactly as its tokens name it (`https://id.example.org/realms/main`); http on loopback "
+        "alone. Empty: there is no such login.",
+    )
+    client_id: str = Field("", description="What the provider calls this console.")
+    client_secret: SecretStr = Field(
+        SecretStr(""), description="What the console shows the provider. From the environment only."
+    )
+    public_url: str = Field(
+        "",
+        description="Where browsers reach the console (`https://console.example.org`, with its path behind a proxy); http on "
+        "loopback alone. `/oidc/callback` under it is the redirect URI; the header Host counts for nothing.",
+    )
+    scopes: list[str] = Field(
+        ["openid", "profile", "email"],
+        description="What is asked for; `openid` must be among it. Some providers give groups for one more (`groups`).",
+    )
+    role_claim: str = Field(
+        "groups",
+        min_length=1,
+        description="The claim of the id token that holds groups or roles, a text or a list; dots lead inwards where no claim "
+        "has the whole name (`realm_access.roles`). `email` counts if it is verified.",
+    )
+    roles: dict[str, ConsoleRole] = Field(
+        default_factory=dict,
+        description="The role that a value of the claim gives. Of several values the one that stands first here counts.",
+    )
+    default_role: Literal["none", "viewer", "operator", "reviewer", "admin"] = Field(
+        "none", description="The role of who has none of these values. none: refused, as the provider may know anybody."
+    )
+    session_s: float = Field(
+        3600.0,
+        ge=60,
+        le=43_200,
+        description="Such a login ends after this time, or console.session_s if that is less: a role taken away at the "
+        "provider is gone here by then.",
+    )
+    timeout_s: float = Field(
+        10.0,
+        gt=0,
+        le=60,
+        description="The provider must have answered within this time at each of the two steps of a login.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.issuer:
+            if self.client_id or self.public_url or self.roles:
+                raise ValueError("issuer is missing: the address of the identity provider")
+            return self
+        for name, address in (("issuer", self.issuer), ("public_url", self.public_url)):
+            if not safe_address(address) or "?" in address:
+                raise ValueError(
+                    f"{name} {address!r}: https://HOST/PATH is needed (http for 127.0.0.1 and localhost alone)"
+                )
+        if not self.client_id:
+            raise ValueError("client_id is missing: the provider gives it when the console is registered")
+        if "openid" not in self.scopes or any(not scope or " " in scope for scope in self.scopes):
+            raise ValueError("scopes: a list of names without spaces, `openid` among them")
+        if not self.roles and self.default_role == "none":
+            raise ValueError("roles is empty and default_role is none: nobody could log in")
+        return self
+
+    @property
+    def callback(self) -> str:
+        """The redirect URI, as it is registered at the provider."""
+        return self.public_url.rstrip("/") + "/oidc/callback"
+
+    @property
+    def host(self) -> str:
+        """What people know the provider by."""
+        return urlsplit(self.issuer).netloc
+
+
 class ConsoleSettings(Section):
     """Pages for people (`headrace web`): who gets in, and for how long."""
 
@@ -130,6 +234,7 @@ class ConsoleSettings(Section):
         description="The first such wait; each further failure doubles it, up to a quarter of an hour; half a minute for a "
         "user's failures from several addresses.",
     )
+    oidc: OidcSettings = OidcSettings()
 
     @field_validator("secret")
     @classmethod

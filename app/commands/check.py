@@ -28,13 +28,14 @@ from app.commands.fleet import run
 from app.core import app, settings
 from app.delivery.probe import initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
-from app.errors import BrokerError
+from app.errors import BrokerError, SettingsError
 from app.kafka import admin, client_kwargs, is_refusal, unreachable
 from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.rights import Kind
 from app.settings import SourceSettings
 from app.sources.source import compile_source
+from app.web.console.oidc import IdentityProvider, OidcError
 from models.events import Bad, Event
 
 __all__ = ["check"]
@@ -70,7 +71,7 @@ class Findings:
 )
 @click.option("--source", "source_name", help="The source that reads the sample. Default: the first.")
 def check(acls: bool, kind: Kind, providers: bool, sample: Path | None, source_name: str | None) -> None:
-    """Check the settings, the brokers, their listeners, topics, rights, and each source's backlog.
+    """Check the settings, the brokers, their listeners, topics, rights, each source's backlog, and who is asked for logins.
 
     The newest record of each source is shown as the event that it becomes; with --sample, a line of yours is, and Kafka
     isn't asked. Exit status 1: something is wrong.
@@ -93,6 +94,8 @@ def check(acls: bool, kind: Kind, providers: bool, sample: Path | None, source_n
         _sample(sample, source_name, found)
     else:
         run(lambda: _check(found))
+        if settings.console.oidc.issuer:
+            run(lambda: _identity(found))
     if found.wrong:
         click.echo(f"{found.wrong} things are wrong")
         raise SystemExit(1)
@@ -322,6 +325,32 @@ async def _providers(found: Findings) -> None:
     for provider, trial in zip(chain, await asyncio.gather(*(try_provider(settings, p) for p in chain)), strict=True):
         say = found.ok if trial.works else found.fail
         say(f"{trial.name} at {provider.base_url}: {trial.says}")
+
+
+# -- identity provider -------------------------------------------------------------------------------------------------
+
+
+async def _identity(found: Findings) -> None:
+    """Asks for what the console would ask for at the first login by it."""
+    oidc = settings.console.oidc
+    click.echo(f"identity provider {oidc.issuer}")
+    try:
+        said = await IdentityProvider(oidc).metadata()
+    except SettingsError as error:  # the console may well be another machine's
+        found.warn(str(error))
+        return
+    except OidcError as error:
+        found.fail(f"{error}; nobody can log in to the console by it (console.oidc)")
+        return
+    keys = len(said["jwks"]["keys"])
+    (found.ok if keys else found.fail)(f"discovery; {keys} keys")
+    if "S256" not in said.get("code_challenge_methods_supported", ["S256"]):
+        found.warn("it doesn't say that it knows PKCE (S256), which the console uses")
+    if unknown := set(oidc.scopes) - set(said.get("scopes_supported", oidc.scopes)):
+        found.warn(f"it doesn't say that it knows the scopes {', '.join(sorted(unknown))} (console.oidc.scopes)")
+    if not oidc.client_secret.get_secret_value():
+        found.warn("HEADRACE_CONSOLE__OIDC__CLIENT_SECRET isn't set here; where the console runs it must be")
+    found.ok(f"the redirect URI that it must know: {oidc.callback}")
 
 
 # -- ACLs --------------------------------------------------------------------------------------------------------------

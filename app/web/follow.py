@@ -69,6 +69,11 @@ class Follower:
         """Whether all that the topic tells is known, or was STALE_S ago. Else nobody may be let in by what it told."""
         return time.monotonic() - self.current_at < STALE_S
 
+    @property
+    def was_read(self) -> bool:
+        """Whether all was known at some time."""
+        return self.current_at > float("-inf")
+
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:

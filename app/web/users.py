@@ -8,19 +8,18 @@ import asyncio
 import functools
 import re
 import time
-from typing import Literal, get_args
+from typing import get_args
 
 import argon2
 import msgspec
 from aiokafka.structs import ConsumerRecord
 
 from app.errors import HeadraceError
+from app.settings_web import ConsoleRole as Role
 from app.web.roster import Roster
 
 __all__ = ["ROLES", "Role", "User", "UserBook", "bad_name", "bad_password", "hash_password", "may", "verify_password"]
 
-Role = Literal["viewer", "operator", "reviewer", "admin"]
-"""viewer sees; operator also redrives and discards; reviewer also decides reviews; admin may do all."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 SESSION = "session:"

@@ -111,7 +111,7 @@ def test_others_reach_it_only_with_a_secret() -> None:
 
 def test_a_session_ends_with_its_time_its_logout_and_every_change_of_its_user() -> None:
     book = UserBook()
-    sessions = Sessions(settings_with(session_s=3600.0).console, book, lambda: True)
+    sessions = Sessions(settings_with(session_s=3600.0).console, book, lambda: True, lambda: True)
     book.apply(record(b"ada", b'{"name":"ada","role":"viewer","password":"x","created_ms":1,"changed_ms":1}'))
     ada = book.entries["ada"]
     session, cookie = sessions.begin(ada)
@@ -124,7 +124,7 @@ def test_a_session_ends_with_its_time_its_logout_and_every_change_of_its_user() 
     again = UserBook()
     again.entries["ada"] = ada
     again.apply(record(key.encode(), value, timestamp=int(time.time() * 1000)))
-    assert Sessions(settings_with().console, again, lambda: True).role(session) is None
+    assert Sessions(settings_with().console, again, lambda: True, lambda: True).role(session) is None
     old = type(session)(id="b", user="ada", begun_ms=int(time.time() * 1000) - 3_601_000, changed_ms=1)
     assert sessions.role(old) is None
     book.apply(record(b"ada", None))

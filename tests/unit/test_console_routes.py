@@ -5,16 +5,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 from nicegui import core
+from pydantic import SecretStr
 from starlette.routing import BaseRoute
 
+from app.settings_web import OidcSettings
 from app.web.console import guard
 from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.guard import Guard
+from app.web.console.oidc_login import OIDC_PATHS
 from app.web.console.pagelist import PAGES, Page
+from app.web.console.sessions import COOKIE
 from app.web.console.texts import TEXTS
 from app.web.users import ROLES, may
-from tests.helpers.console import browser, console_app
+from tests.helpers.console import browser, console_app, settings_with
 
 
 @pytest.fixture
@@ -33,10 +37,25 @@ def paths(table: list[BaseRoute]) -> list[str]:
     return found
 
 
-async def test_without_a_session_every_route_leads_to_the_login_or_is_refused() -> None:
-    app, console = console_app()
+OIDC = OidcSettings(
+    issuer="http://127.0.0.1:1",
+    client_id="x",
+    client_secret=SecretStr("x"),
+    public_url="https://c",
+    default_role="viewer",
+)
+"""Nobody is at that address."""
+
+
+@pytest.mark.parametrize("oidc", [OidcSettings(), OIDC], ids=["local users", "and a provider"])
+async def test_without_a_session_every_route_leads_to_the_login_or_is_refused(oidc: OidcSettings) -> None:
+    app, console = console_app(settings_with(oidc=oidc))
     asked = [
         *paths(list(core.app.routes)),
+        *(() if oidc.issuer else OIDC_PATHS),
+        "/oidc/",
+        "/oidc/loginx",
+        "/oidc/callback/x",
         "/_nicegui_ws/socket.io/?EIO=4&transport=polling",
         "/nothing",
         "/%2e%2e/etc",
@@ -52,6 +71,22 @@ async def test_without_a_session_every_route_leads_to_the_login_or_is_refused() 
                     assert reply.status_code == 401, (method, path)
                 assert "no-store" in reply.headers["cache-control"]
                 assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+
+
+async def test_the_ways_of_a_provider_give_no_session_by_themselves() -> None:
+    app, console = console_app(settings_with(oidc=OIDC))
+    async with browser(app, console) as http:
+        for path in OIDC_PATHS:
+            for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"):
+                reply = await http.request(method, path)
+                expected = (503 if path == OIDC_PATHS[0] else 400) if method == "GET" else 405
+                assert reply.status_code == expected, (method, path)
+                assert COOKIE + "=" not in reply.headers.get("set-cookie", "")
+                assert "no-store" in reply.headers["cache-control"]
+                assert "frame-ancestors 'none'" in reply.headers["content-security-policy"]
+        console.users.current_at = float("-inf")
+        for path in OIDC_PATHS:
+            assert (await http.get(path)).status_code == 503
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -33,11 +33,14 @@ async def audit(visit: Visit, action: str, target: str, detail: Mapping[str, obj
     Raises:
         NotAudited: it isn't known to be stored: don't do it.
     """
-    role = visit.console.sessions.role(visit.session)
+    session = visit.session
+    who: dict[str, object] = {"role": visit.console.sessions.role(session)}
+    if session.guest is not None:
+        who["subject"] = session.guest.subject
     try:
-        await note(visit.console, visit.session.user, visit.address, action, target, {"role": role, **(detail or {})})
+        await note(visit.console, session.user, visit.address, action, target, {**who, **(detail or {})})
     except (KafkaError, TimeoutError) as error:
-        log.warning("console: %s by %s isn't done: no audit (%s)", action, visit.session.user, type(error).__name__)
+        log.warning("console: %s by %s isn't done: no audit (%s)", action, session.user, type(error).__name__)
         raise NotAudited(f"{action} {target} isn't done: the audit topic can't be written") from error
 
 

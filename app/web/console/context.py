@@ -57,7 +57,7 @@ class Console:
         self.in_force = in_force(settings)
         self.book = UserBook()
         self.users = Follower(settings, settings.topic("console-users"), self.book)
-        self.sessions = Sessions(settings.console, self.book, lambda: self.users_known)
+        self.sessions = Sessions(settings.console, self.book, lambda: self.users_known, lambda: self.users.was_read)
         self._unsaved: dict[str, bytes] = {}
         """Ends of sessions that Kafka hasn't acked yet: key and value of their records."""
         self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.web.console.context import Console, Visit, visit_of, visiting, zone_of
 from app.web.console.login import LOGIN, Login, cookie_name, language_of, plain_page
+from app.web.console.oidc_login import OIDC_PATHS, OidcLogin
 from app.web.console.pagelist import page_at
 from app.web.console.sessions import Session
 from app.web.console.texts import text
@@ -46,10 +47,14 @@ class Guard:
     Args:
         console: what sessions are known to.
         app: NiceGUI's.
+
+    Raises:
+        SettingsError: the login by the identity provider lacks something.
     """
 
     def __init__(self, console: Console, app: ASGIApp) -> None:
         self._console, self._app, self._login = console, app, Login(console)
+        self._oidc = OidcLogin(console, self._login) if console.settings.console.oidc.issuer else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = HTTPConnection(scope)
@@ -84,6 +89,8 @@ class Guard:
             if request.method == "POST":
                 return await self._login.submit(request, address)
             return self._login.show(request) if request.method in SAFE_METHODS else _not_allowed()
+        if self._oidc is not None and path in OIDC_PATHS:
+            return await self._oidc.answer(request, address)
         if path == "/" and request.method == "GET" and "token" in request.query_params:
             return await self._login.by_link(request, session, address)
         if session is None:

@@ -13,16 +13,18 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from app.web.console.audit import note_anyway
 from app.web.console.context import Console
-from app.web.console.sessions import COOKIE, Session
+from app.web.console.sessions import COOKIE, Guest, Session
 from app.web.console.texts import LANGUAGES, Language, chosen, text
 from app.web.users import User, verify_password
 from app.web.writer import RETRY_AFTER_S
 
-__all__ = ["LOGIN", "Login", "cookie_name", "language_of", "plain_page", "safe_next"]
+__all__ = ["LOGIN", "NOBODY", "OIDC", "Login", "cookie_name", "language_of", "plain_page", "safe_next"]
 
 log = logging.getLogger("headrace.web")
 
 LOGIN = "/login"
+OIDC = "/oidc/"
+"""Begins the paths of the login by the identity provider."""
 NOBODY = "(nobody)"
 """Whose audit records are of who isn't logged in. No user can be called so."""
 MAX_FORM_BYTES = 8 << 10
@@ -40,6 +42,7 @@ main {{ width: min(22rem, 90vw) }} label {{ display: block; margin: .8rem 0 }}
 input, button {{ font: inherit; width: 100%; box-sizing: border-box; padding: .5rem; border-radius: 4px }}
 input {{ border: 1px solid #8888 }}
 button {{ background: #1565c0; color: #fff; border: 0; cursor: pointer }}
+.other {{ display: block; margin: 1rem 0; padding: .5rem; border: 1px solid #1565c0; border-radius: 4px; text-align: center }}
 .why {{ color: #d32f2f }} code {{ background: #8882; padding: .2rem .4rem; border-radius: 4px }}
 </style></head><body><main><h1>headrace</h1>{body}</main></body></html>"""
 
@@ -47,6 +50,9 @@ FORM = """<p class="why" role="alert">{why}</p><form method="post" action="{acti
 <label>{user}<input name="user" autocomplete="username" autocapitalize="none" maxlength="64" required autofocus></label>
 <label>{password}<input name="password" type="password" autocomplete="current-password" maxlength="1024" required></label>
 <input type="hidden" name="next" value="{next}"><button>{log_in}</button></form>"""
+
+OTHER = '<a class="other" href="{address}">{log_in_by}</a>'
+"""A link and no form: the policy lets forms lead nowhere else, not even by a redirect."""
 
 
 def plain_page(request: Request, status: int, body: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -63,11 +69,11 @@ def language_of(request: Request) -> Language:
 def safe_next(target: str) -> str:
     """Where to go after the login: a path of this console, whatever was asked for."""
     plain = target.isprintable() and "\\" not in target and len(target) <= 2000
-    return target if plain and target.startswith("/") and not target.startswith(("//", LOGIN)) else "/"
+    return target if plain and target.startswith("/") and not target.startswith(("//", LOGIN, OIDC)) else "/"
 
 
-def cookie_name(connection: HTTPConnection) -> str:
-    """What the session's cookie is called here.
+def cookie_name(connection: HTTPConnection, name: str = COOKIE) -> str:
+    """What the session's cookie, or another of ours, is called here.
 
     Browsers send a host's cookies to all its ports and paths: consoles of one host must not take each other's.
     """
@@ -76,7 +82,7 @@ def cookie_name(connection: HTTPConnection) -> str:
     except ValueError:
         port = None
     prefix: str = connection.scope.get("headrace_prefix", "")
-    return COOKIE + (f"_{port}" if port else "") + prefix.replace("/", "+")
+    return name + (f"_{port}" if port else "") + prefix.replace("/", "+")
 
 
 class Login:
@@ -89,17 +95,17 @@ class Login:
 
     def show(self, request: Request) -> Response:
         """The form; what was asked for before is gone to after it."""
-        return self._form(request, 200) if self._console.users_known else self._users_unknown(request)
+        return self.form(request, 200) if self._console.users_known else self.users_unknown(request)
 
     async def submit(self, request: Request, address: str) -> Response:
         """Checks user and password. Failures are counted before the password is looked at."""
         try:
             given = await _form_of(request)
         except (ValueError, TimeoutError):
-            return self._form(request, 400, "wrong")
+            return self.form(request, 400, "wrong")
         console, name = self._console, given.get("user", "")
         if not console.users_known:
-            return self._users_unknown(request)
+            return self.users_unknown(request)
         wait_s = console.attempts.wait_s(name, address)
         if wait_s or self._waiting >= HASHES_WAITING:
             return self._later(request, wait_s)
@@ -110,7 +116,7 @@ class Login:
             if wait_s := console.attempts.wait_s(name, address):
                 detail = {"wait_s": round(wait_s)}
                 await note_anyway(console, NOBODY, address, "login-locked", name[:64], detail)
-            return self._form(request, 401, "wrong")
+            return self.form(request, 401, "wrong")
         console.attempts.succeeded(name, address)
         return await self.enter(request, user, address, safe_next(given.get("next", "/")))
 
@@ -132,33 +138,36 @@ class Login:
         if session is not None:
             return RedirectResponse(_prefixed(request, "/"), 303)
         if not console.users_known:
-            return self._users_unknown(request)
+            return self.users_unknown(request)
         if not console.link_open:
-            return self._form(request, 401, "link_used" if console.link_used else "")
+            return self.form(request, 401, "link_used" if console.link_used else "")
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return self._form(request, 403, "foreign")
+            return self.form(request, 403, "foreign")
         if wait_s := console.link_attempts.wait_s("", address):
             return self._later(request, wait_s)
         given = request.query_params.get("token", "")
         if not secrets.compare_digest(given.encode("utf-8", "replace"), console.link_token.encode()):
             console.link_attempts.failed("", address)
-            return self._form(request, 401, "wrong_link")
+            return self.form(request, 401, "wrong_link")
         console.link_used = True
         return await self.enter(request, None, address, "/")
 
-    async def enter(self, request: Request, user: User | None, address: str, target: str) -> Response:
-        """A new session, whatever the browser had before."""
-        session, cookie = self._console.sessions.begin(user)
-        await note_anyway(self._console, session.user, address, "login")
+    async def enter(self, request: Request, who: User | Guest | None, address: str, target: str) -> Response:
+        """A new session, whatever the browser had before. `target` is a path of ours, by `safe_next`."""
+        session, cookie = self._console.sessions.begin(who)
+        detail = {"role": who.role, "subject": who.subject} if isinstance(who, Guest) else {}
+        await note_anyway(self._console, session.user, address, "login", detail=detail)
         reply = RedirectResponse(_prefixed(request, target), 303)
         reply.headers.append("Set-Cookie", self.cookie(request, cookie))
         return reply
 
-    def cookie(self, request: Request, value: str) -> str:
-        """The header that sets the session's cookie; empty: that takes it away."""
-        path = request.scope.get("headrace_prefix") or "/"
-        parts = [f"{cookie_name(request)}={value}", f"Path={path}", "HttpOnly", "SameSite=Lax"]
+    def cookie(self, request: Request, value: str, name: str = COOKIE, path: str = "") -> str:
+        """The header that sets a cookie of ours, the session's if not said otherwise; empty: that takes it away."""
+        path = str(request.scope.get("headrace_prefix", "")) + path or "/"
+        parts = [f"{cookie_name(request, name)}={value}", f"Path={path}", "HttpOnly", "SameSite=Lax"]
         https = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+        if request.url.path.startswith(OIDC):
+            https = https or self._console.settings.console.oidc.public_url.startswith("https://")
         if self._console.secure_cookies(https):
             parts.append("Secure")
         if not value:
@@ -180,26 +189,34 @@ class Login:
         headers = {"Retry-After": str(RETRY_AFTER_S), "Refresh": str(RETRY_AFTER_S)}
         return plain_page(request, 503, f"<p>{said}</p>", headers)
 
-    def _users_unknown(self, request: Request) -> Response:
-        return self._form(request, 503, "users_unknown", headers={"Retry-After": str(RETRY_AFTER_S)})
+    def users_unknown(self, request: Request) -> Response:
+        """To whoever wants in while it isn't known who may."""
+        return self.form(request, 503, "users_unknown", headers={"Retry-After": str(RETRY_AFTER_S)})
 
     def _later(self, request: Request, wait_s: float) -> Response:
         """To who has to wait; 0: for others."""
         seconds = max(1, math.ceil(wait_s))
         why = "wait" if wait_s else "busy"
-        return self._form(request, 429, why, headers={"Retry-After": str(seconds)}, seconds=seconds)
+        return self.form(request, 429, why, headers={"Retry-After": str(seconds)}, seconds=seconds)
 
-    def _form(
+    def form(
         self, request: Request, status: int, why: str = "", headers: Mapping[str, str] | None = None, **values: object
     ) -> Response:
+        """The login with a word of why it is shown, if any."""
         language = language_of(request)
         said = text(language, why, **values) if why else ""
+        wanted = safe_next(request.query_params.get("next", "/"))
         body = FORM.format(
             why=html.escape(said), user=text(language, "user"), password=text(language, "password"),
             log_in=text(language, "log_in"), action=html.escape(_prefixed(request, LOGIN)),
-            next=html.escape(safe_next(request.query_params.get("next", "/"))),
+            next=html.escape(wanted),
         )  # fmt: skip
-        if self._console.users_known and not self._console.book.entries:
+        oidc = self._console.settings.console.oidc
+        if oidc.issuer:
+            address = f"{oidc.public_url.rstrip('/')}{OIDC}login?{urlencode({'next': wanted})}"
+            by = text(language, "log_in_by", provider=oidc.host)
+            body += OTHER.format(address=html.escape(address), log_in_by=html.escape(by))
+        elif self._console.users_known and not self._console.book.entries:
             body += f"<p>{text(language, 'no_users')}</p><p><code>headrace users add NAME --role admin</code></p>"
         return plain_page(request, status, body, headers)
 

@@ -32,6 +32,13 @@ WORDS = {
     "wrong_link": "This link isn't the one that the terminal shows.",
     "link_used": "This link was used already. Make a user, or start again for a new link.",
     "foreign": "This came from another page. Open the console and try again.",
+    "log_in_by": "Log in by {provider}",
+    "oidc_down": "{provider} doesn't answer. Log in with a local user, or try again.",
+    "oidc_busy": "Too many logins by {provider} at once. Try again.",
+    "oidc_again": "This login was begun too long ago, in another browser, or is over already. Begin again.",
+    "oidc_said": "{provider} refused the login: {error}",
+    "oidc_refused": "What {provider} said can't be trusted, or it refused this console; the log says why.",
+    "oidc_no_role": "{name} has no role in this console. Whoever runs {provider} can give one.",
     # -- names of pages
     "page_overview": "Overview",
     "page_tables": "Tables",

@@ -32,6 +32,13 @@ WORDS = {
     "wrong_link": "此链接与终端显示的链接不符。",
     "link_used": "此链接已被使用。请创建用户，或重新启动以获得新链接。",
     "foreign": "请求来自其他页面。请打开控制台后再试。",
+    "log_in_by": "通过 {provider} 登录",
+    "oidc_down": "{provider} 没有响应。请用本地用户登录，或稍后重试。",
+    "oidc_busy": "通过 {provider} 同时登录的人太多，请重试。",
+    "oidc_again": "这次登录已超时、已结束，或是在另一个浏览器里开始的。请重新开始。",
+    "oidc_said": "{provider} 拒绝了登录：{error}",
+    "oidc_refused": "{provider} 的回答不可信，或它拒绝了本控制台；原因见日志。",
+    "oidc_no_role": "{name} 在本控制台没有角色。{provider} 的管理员可以授予。",
     # -- names of pages
     "page_overview": "总览",
     "page_tables": "状态表",
