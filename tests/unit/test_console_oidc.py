@@ -211,6 +211,18 @@ async def test_a_key_that_is_new_at_the_provider_is_asked_for(provider: Provider
     assert provider.asked.count("/.well-known/openid-configuration") == 1
 
 
+async def test_a_key_that_the_provider_took_back_is_trusted_no_longer_than_an_hour(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, console = console_of(provider)
+    async with at(app) as http:
+        assert session_of(console, await log_in(http)) is not None
+        provider.keys = ["second"]
+        assert session_of(console, await log_in(http)) is not None
+        monkeypatch.setattr("app.web.console.oidc.FRESH_S", -1.0)
+        assert (await log_in(http)).status_code == 502
+
+
 @pytest.mark.parametrize(
     "answer",
     [{}, {"access_token": "x", "token_type": "Bearer"}, {"error": "invalid_grant"}, [1], {"id_token": 7},
