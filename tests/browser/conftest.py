@@ -183,11 +183,20 @@ def console_topics(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
+def console_env() -> Callable[[str], dict[str, str]]:
+    """More settings of the console, by its address; a file may have its own."""
+    return lambda url: {}
+
+
+@pytest.fixture(scope="module")
 def console(
-    kafka: EmbeddedKafka, chromium: str, console_topics: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WebProcess]:
+    kafka: EmbeddedKafka, chromium: str, console_topics: str, tmp_path_factory: pytest.TempPathFactory,
+    console_env: Callable[[str], dict[str, str]],
+) -> Iterator[WebProcess]:  # fmt: skip
     """`headrace web` with one user a role."""
     env = {"HEADRACE_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap, "HEADRACE_KAFKA__TOPIC_PREFIX": console_topics}
-    process = WebProcess(tmp_path_factory.mktemp("console"), env).start()
+    process = WebProcess(tmp_path_factory.mktemp("console"), env)
+    process.env |= console_env(process.url)
+    process.start()
     yield process
     process.kill()

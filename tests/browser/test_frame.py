@@ -1,7 +1,10 @@
 """The frame of the console in a real browser: login, roles, language, keys, the end of a session."""
 
 import asyncio
+import json
 import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,54 @@ from app.broker.kafka import EmbeddedKafka
 from tests.browser.conftest import PASSWORD, Browser
 from tests.helpers import topics
 from tests.helpers.gateway import WebProcess
+from tests.helpers.oidc import CLIENT, SECRET, Provider
 from tests.helpers.processes import wait_until
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    """An identity provider of another site than the console's: localhost isn't 127.0.0.1."""
+    provider, loop = Provider(), asyncio.new_event_loop()
+    loop.run_until_complete(provider.__aenter__())
+    provider.issuer = provider.issuer.replace("127.0.0.1", "localhost")
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    yield provider
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.run_until_complete(provider.stop())
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def console_env(provider: Provider) -> Callable[[str], dict[str, str]]:
+    def env(url: str) -> dict[str, str]:
+        provider.callback = f"{url}/oidc/callback"
+        given = {
+            "issuer": provider.issuer, "client_id": CLIENT, "client_secret": SECRET, "public_url": url,
+            "roles": json.dumps({"ops": "operator"}),
+        }  # fmt: skip
+        return {f"HEADRACE_CONSOLE__OIDC__{name.upper()}": value for name, value in given.items()}
+
+    return env
+
+
+def test_by_an_identity_provider_one_comes_in_where_one_wanted_and_logs_out(browser: Browser) -> None:
+    browser.open("/login")
+    browser.driver.delete_all_cookies()
+    browser.open("/?x=1")
+    browser.picture("login-provider")
+    browser.css("a.other").click()
+    browser.find("user")
+    assert browser.path == "/?x=1"
+    browser.click("user")
+    browser.see("oidc:ada · operator")
+    browser.click("log-out")
+    browser.until(lambda: browser.path.startswith("/login"), "the login")
+    browser.open("/settings")
+    assert browser.path == "/login?next=%2Fsettings"
 
 
 def test_who_logs_in_gets_to_the_page_that_was_asked_for(browser: Browser) -> None:

@@ -42,7 +42,8 @@ main {{ width: min(22rem, 90vw) }} label {{ display: block; margin: .8rem 0 }}
 input, button {{ font: inherit; width: 100%; box-sizing: border-box; padding: .5rem; border-radius: 4px }}
 input {{ border: 1px solid #8888 }}
 button {{ background: #1565c0; color: #fff; border: 0; cursor: pointer }}
-.other {{ display: block; margin: 1rem 0; padding: .5rem; border: 1px solid #1565c0; border-radius: 4px; text-align: center }}
+.other {{ display: block; margin: 1rem 0; padding: .5rem; border: 1px solid #1565c0; border-radius: 4px }}
+.other {{ text-align: center; text-decoration: none; color: inherit }}
 .why {{ color: #d32f2f }} code {{ background: #8882; padding: .2rem .4rem; border-radius: 4px }}
 </style></head><body><main><h1>headrace</h1>{body}</main></body></html>"""
 
