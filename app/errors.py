@@ -5,6 +5,7 @@
     ├── BrokerError               the embedded or an external Kafka can't serve us
     ├── StateError                local state or its changelog can't be trusted; says what to do
     │   ├── StateDamaged          the local copy can't be read: it is set aside and rebuilt from the changelog
+    │   ├── ChangelogLost         the changelog was deleted and made again: written anew from the local copy
     │   └── StateDiskFull         there is no room for the local copy: tried again until there is
     ├── OutputError               an output can't be written (too large, refused)
     ├── SinkError                 a sink's database can't be used like this; says what to do
@@ -18,6 +19,7 @@ The class and its attributes decide what is done; nothing matches on message tex
 
 __all__ = [
     "BrokerError",
+    "ChangelogLost",
     "HeadraceError",
     "ModelError",
     "ModelRefused",
@@ -55,6 +57,12 @@ class StateError(HeadraceError):
 
 class StateDamaged(StateError):
     """A local copy can't be read. Retryable: it is set aside when it is opened again, and rebuilt."""
+
+    retryable = True
+
+
+class ChangelogLost(StateError):
+    """A changelog holds less than was written to it. Retryable: the lane begins again and writes it anew."""
 
     retryable = True
 

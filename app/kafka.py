@@ -17,9 +17,11 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartitionError,
     UnsupportedSaslMechanismError,
 )
 
+from app.auto_create import make_no_topics
 from app.errors import BrokerError, HeadraceError
 from app.settings import KafkaSettings
 from app.tls_close import close_tls_at_once
@@ -63,6 +65,7 @@ def ssl_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
 
 def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
     """Arguments that every aiokafka client of ours takes: servers, security, request time limit."""
+    make_no_topics()
     kwargs: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in kafka.bootstrap_servers.split(",")],
         "security_protocol": kafka.security_protocol,
@@ -149,7 +152,13 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def explained(kafka: KafkaSettings, error: BaseException) -> str:
-    """An error for the log. A refusal names the user and what was refused, and what to do."""
+    """An error for the log. A refusal names the user and what was refused, a missing topic its name; and what to do."""
+    if isinstance(error, UnknownTopicOrPartitionError) and error.args:
+        make = "a worker that starts makes it" if kafka.manage_topics == "create" else "make it"
+        return (
+            f"topic {error.args[0]} isn't there; {make}, `headrace check` tells its partitions. Nothing is committed meanwhile, "
+            "and work goes on here once it is there"
+        )
     if not is_refusal(error):
         return f"{type(error).__name__}: {error}"[:300]
     what = {

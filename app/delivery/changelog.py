@@ -18,6 +18,7 @@ from aiokafka.structs import TopicPartition
 
 from app.delivery.database import COPY_OF
 from app.delivery.drain import drain
+from app.delivery.presence import find, missing
 from app.delivery.state import APPLIED, StateRows, decode_applied
 from app.kafka import client_kwargs
 from app.settings import KafkaSettings
@@ -136,11 +137,21 @@ class ChangelogReader:
         self._consumer = consumer
         self._told = told or (lambda records, rows: None)
 
+    async def missing(self, copies: Iterable[Copy]) -> set[str]:
+        """Changelogs of copies that aren't there."""
+        return await missing(self._consumer._client, {copy.tp.topic for copy in copies})
+
     async def measure(self, copies: Iterable[Copy]) -> None:
-        """Asks where the changelogs begin and end."""
+        """Asks where the changelogs begin and end.
+
+        Raises:
+            UnknownTopicOrPartitionError: one isn't there. Retryable.
+        """
         asked = list(copies)
         if not asked:
             return
+        for copy in asked:
+            await find(self._consumer._client, copy.tp.topic, copy.partition)
         tps = [copy.tp for copy in asked]
         starts, ends = await self._consumer.beginning_offsets(tps), await self._consumer.end_offsets(tps)
         for copy in asked:
@@ -221,6 +232,12 @@ class ChangelogReader:
         return {tp: records for tp in copies if (records := drain(fetcher, tp, DRAIN_RECORDS))}
 
     async def _take(self, copy: Copy, records: list[Record], position: int) -> None:
+        if position < copy.next or (records and records[0].offset < copy.next):
+            # A standby was in time to see all that the old topic held, or it wasn't: nobody knows.
+            copy.start = 0
+            copy.set_aside("is of a changelog that was deleted and made again; rebuilding it")
+            self._consumer.seek(copy.tp, copy.next)
+            return
         begun = copy.next
         copy.next = position
         sure = copy.sure(records, position >= copy.end)

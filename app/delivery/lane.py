@@ -20,14 +20,15 @@ from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import TopicPartition
 
 from app import crash, metrics
+from app.delivery.database import RESEEDING
 from app.delivery.outbox import Outbox
 from app.delivery.positions import Log, locate
-from app.delivery.probe import crc_of, initial_offset, probe, record_at
+from app.delivery.probe import crc_of, initial_offset, known, probe, record_at
 from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched, fetched_of
-from app.errors import HeadraceError, StateError
+from app.errors import ChangelogLost, HeadraceError, StateError
 from app.kafka import explained
 from models.events import Received
 
@@ -70,6 +71,8 @@ class Lane:
         self._closing = False
         self._unreadable: KafkaError | StateError | None = None
         """Why no more input can be taken: the lane begins again from its position."""
+        self._restored = True
+        """The local copy was judged and brought up to its changelog at the assignment."""
         self._incarnation = ""
         self._applied: Applied | None = None
         self._batch = 0
@@ -136,6 +139,11 @@ class Lane:
         """The same at an assignment. What fails then is tried again when the lane runs, before it reads anything."""
         with contextlib.suppress(KafkaError, TimeoutError, OSError):
             await self.open()
+
+    def hold(self) -> None:
+        """Its changelog isn't there at the assignment: the lane says so, and restores State by itself once it is."""
+        self._restored = False
+        self._drop_producer()
 
     def start(self) -> None:
         """Begins to work; State is restored."""
@@ -215,13 +223,15 @@ class Lane:
         state, partition = self.stage.state, self.tp.partition
         state.store.reopen(partition)  # a database that met a full disk refuses writes until it is opened again
         changelog = TopicPartition(state.changelog_topic.get_topic_name(), partition)
-        await catch_up(self.delivery, state, changelog)
+        await catch_up(self.delivery, state, changelog, restored=self._restored)
+        self._restored = True
 
     async def _locate(self) -> None:
         """Finds the position, and says what doesn't fit."""
         tp, applied = self.tp, self.stage.state.applied(self.tp.partition)
         committed = await self.delivery.committed(tp)
         async with probe(self.delivery.settings.kafka) as consumer:
+            await known(consumer, tp)
             start = (await consumer.beginning_offsets([tp]))[tp]
             end = (await consumer.end_offsets([tp]))[tp]
             at_marker = None
@@ -362,7 +372,7 @@ class Lane:
         try:
             out = transaction.out
             offset = self.position_of(transaction)
-            end = await transaction.write(self.producer, self.stage, self.tp, offset, self.delivery.group)
+            end = await self._write(transaction, offset)
             if end is not None:
                 self.stage.state.database(self.tp.partition).write(out.local.items(), end)
             crash.at("written")
@@ -377,6 +387,16 @@ class Lane:
         metrics.TRANSACTION_SECONDS.labels(self.stage.name).observe(self.moved_at - begun)
         if transaction.records:
             metrics.BATCH_RECORDS.labels(self.stage.name).observe(transaction.records)
+
+    async def _write(self, transaction: Transaction, offset: int | None) -> int | None:
+        database = self.stage.state.database(self.tp.partition)
+        try:
+            return await transaction.write(
+                self.producer, self.stage, self.tp, offset, self.delivery.group, database.changelog_offset
+            )
+        except ChangelogLost:
+            database.note(RESEEDING, b"1")  # also where the new one is already longer than the old one was
+            raise
 
     @staticmethod
     def position_of(transaction: Transaction) -> int | None:

@@ -9,11 +9,12 @@ from datetime import datetime
 import aiokafka
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from app.delivery.presence import find
 from app.kafka import client_kwargs
 from app.settings import KafkaSettings
 from models.events import Record
 
-__all__ = ["READ_TIMEOUT_S", "bounds", "crc_of", "initial_offset", "probe", "read_tail", "record_at"]
+__all__ = ["READ_TIMEOUT_S", "bounds", "crc_of", "initial_offset", "known", "probe", "read_tail", "record_at"]
 
 READ_TIMEOUT_S = 10.0
 """A record that must be there comes in milliseconds; a broker that takes longer is treated as not reachable."""
@@ -50,6 +51,15 @@ async def probe(kafka: KafkaSettings, *, fetch_wait_ms: int = 50) -> AsyncIterat
         yield consumer
     finally:
         await consumer.stop()
+
+
+async def known(consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition) -> None:
+    """Returns when the consumer knows where a partition is; asked for its offsets, it would wait 40 s for a missing one.
+
+    Raises:
+        UnknownTopicOrPartitionError: the topic, which is named, isn't there. Retryable.
+    """
+    await find(consumer._client, tp.topic, tp.partition)
 
 
 async def bounds(

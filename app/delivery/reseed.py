@@ -1,9 +1,11 @@
 """Writes a changelog that was lost anew, from a local copy that matches the input."""
 
 import logging
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiokafka.structs import TopicPartition
 
 from app.delivery.changelog import Copy, in_thread
@@ -11,7 +13,7 @@ from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS
 from app.delivery.maps import PackedMap
 from app.delivery.outbox import Row
-from app.delivery.probe import crc_of, probe, read_tail, record_at
+from app.delivery.probe import crc_of, known, probe, read_tail, record_at
 from app.delivery.state import APPLIED, ChangelogRecord, StateRows
 from app.delivery.transaction import NO_HEADERS, acknowledged, in_transaction, marker_behind, send_rows
 
@@ -30,18 +32,22 @@ TRANSACTION_BYTES = 4 << 20
 async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
     """Whether a local copy is of the input that this group works on: its marker is the record at that place.
 
-    Where retention has taken that record, the group's committed offset has to say the same as the marker.
+    Where retention has taken that record, the group's committed offset has to say the same as the marker. A copy that the
+    group has gone past was left behind when the partition moved: written anew from it, State would go back.
     """
-    applied = lane.stage.state.applied(lane.tp.partition)
+    applied, committed = lane.stage.state.applied(lane.tp.partition), await delivery.committed(lane.tp)
     if applied is None:
-        return not await delivery.committed(lane.tp)  # nothing was read yet, so nothing can be wrong
+        return not committed  # nothing was read yet, so nothing can be wrong
+    if committed is not None and committed > applied.offset + 1:
+        return False
     async with probe(delivery.settings.kafka) as consumer:
+        await known(consumer, lane.tp)
         start = (await consumer.beginning_offsets([lane.tp]))[lane.tp]
         end = (await consumer.end_offsets([lane.tp]))[lane.tp]
         if start <= applied.offset < end:
             record = await record_at(consumer, lane.tp, applied.offset, end)
             return record is not None and (record.timestamp, crc_of(record)) == (applied.timestamp_ms, applied.crc)
-    return bool(await delivery.committed(lane.tp) == applied.offset + 1)
+    return bool(committed == applied.offset + 1)
 
 
 def changelog_rows(state: StateRows, partition: int) -> Iterator[tuple[bytes, bytes]]:
@@ -59,7 +65,7 @@ async def write_rows(producer: Any, topic: str, partition: int, rows: Iterator[C
     """Writes changelog rows in transactions of bounded size; returns the offset behind which all of it stands."""
     reached = -1
     while chunk := _chunk(rows):
-        async with in_transaction(producer):
+        async with in_transaction(producer, [topic]):
             sent, count = await send_rows(producer, topic, partition, chunk)
             await acknowledged(producer, sent)
         reached = marker_behind(sent, count)
@@ -79,7 +85,11 @@ def _chunk(rows: Iterator[ChangelogRecord]) -> list[Row]:
 
 
 async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
-    """Fills the changelog from the local copy. A crash on the way is found by a note in the copy, and begun again."""
+    """Fills the changelog from the local copy. A crash on the way is found by a note in the copy, and begun again.
+
+    It gets another incarnation: copies that others hold of the old changelog stand at offsets that mean nothing here, and
+    are rebuilt.
+    """
     state, partition = copy.state, copy.partition
     log.warning(
         "%s, partition %d ends at %d, before what the local copy holds; the copy matches the input: the changelog is "
@@ -91,16 +101,24 @@ async def reseed(delivery: "Delivery", lane: "Lane", copy: Copy) -> None:
     database = state.database(partition)
     database.note(RESEEDING, b"1")
     stale = await _stale_keys(delivery, copy)
+    applied = state.applied(partition)
+    marker = (
+        None
+        if applied is None
+        else msgspec.msgpack.encode(msgspec.structs.replace(applied, incarnation=uuid.uuid4().hex))
+    )
 
     def rows() -> Iterator[ChangelogRecord]:
         for key in stale:
             yield key, None
-        yield from changelog_rows(state, partition)
+        for key, value in changelog_rows(state, partition):
+            yield key, (marker if key == APPLIED else value)
 
     if lane.producer is None:
         await lane.open()
     end = await write_rows(lane.producer, copy.tp.topic, partition, rows())
-    await in_thread(database.write, [(RESEEDING, None)], end)
+    notes: list[ChangelogRecord] = [(RESEEDING, None), *([(APPLIED, marker)] if marker is not None else [])]
+    await in_thread(database.write, notes, end)
     copy.end = end + 1
     log.warning("%s, partition %d is whole again, up to offset %d", copy.tp.topic, partition, end)
 

@@ -179,6 +179,11 @@ class Restore(Service):
             return
         try:
             async with changelog_reader(self.delivery.settings.kafka, self.progress.tell) as reader:
+                gone = await reader.missing(copies)
+                for lane in [self.delivery.lane_of(copy.tp) for copy in copies if copy.tp.topic in gone]:
+                    if lane is not None:
+                        lane.hold()
+                copies = [copy for copy in copies if copy.tp.topic not in gone]
                 await self._prepare(reader, copies)
                 self.progress.begin(sum(copy.remaining for copy in copies))
                 await reader.catch_up(copies)
@@ -186,10 +191,12 @@ class Restore(Service):
         finally:
             self.progress.end()
         for copy in copies:
-            self._check_kinds(copy)
+            check_kinds(copy)
 
     async def _stand_by(self, copies: list[Copy]) -> None:
         async with changelog_reader(self.delivery.settings.kafka, self._told_standby) as reader:
+            gone = await reader.missing(copies)
+            copies = [copy for copy in copies if copy.tp.topic not in gone]
             await self._prepare(reader, copies)
             kept = [copy for copy in copies if copy.next <= copy.end]
             await reader.catch_up(kept)
@@ -216,75 +223,7 @@ class Restore(Service):
         await reader.measure(copies)
         for copy in copies:
             await in_thread(copy.state.settle, copy.partition)
-            why = is_foreign(copy)
-            if why:
-                copy.set_aside(f"is a copy of {why}; rebuilding it")
-            elif await self._is_old(copy):
-                copy.set_aside("is older than the changelog keeps deletions; rebuilding it")
-            elif await self._is_ahead(copy):
-                continue
-            copy.locate()
-
-    async def _is_ahead(self, copy: Copy) -> bool:
-        """The copy holds more than its changelog. Returns True when the copy is all there is to say."""
-        database = copy.state.database(copy.partition)
-        reached = database.changelog_offset
-        reseeding = database.get(RESEEDING) is not None
-        if reached is None or (reached < copy.end and not reseeding):
-            return False
-        if not copy.active:
-            log.warning(
-                "%s, partition %d ends at %d, before what this standby holds (%d): its copy is kept as it is",
-                copy.tp.topic,
-                copy.partition,
-                copy.end,
-                reached,
-            )
-            copy.next = copy.end + 1
-            return True
-        lane = self.delivery.lane_of(copy.tp)
-        if lane is None or not await matches_input(self.delivery, lane):
-            copy.set_aside(
-                f"has read up to {reached} of a changelog that ends at {copy.end}, and doesn't match the input"
-            )
-            return False
-        await reseed(self.delivery, lane, copy)
-        copy.next = copy.end
-        return True
-
-    async def _is_old(self, copy: Copy) -> bool:
-        """Tombstones of what was deleted since may be gone by now; then reading on would leave deleted rows behind."""
-        database = copy.state.database(copy.partition)
-        reached, written_ms = database.changelog_offset, database.written_ms
-        if reached is None or written_ms is None or reached >= copy.end - 1:
-            return False
-        age_ms = time.time() * 1000 - written_ms
-        return age_ms > OLD_MS and age_ms > await self._delete_retention_ms(copy.tp.topic) / 2
-
-    async def _delete_retention_ms(self, topic: str) -> int:
-        with contextlib.suppress(KafkaError, ValueError, StopIteration):
-            async with admin(self.delivery.settings.kafka) as client:
-                answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-            entries = answers[0].resources[0][4]
-            return int(next(entry[1] for entry in entries if entry[0] == "delete.retention.ms"))
-        return DELETE_RETENTION_MS
-
-    @staticmethod
-    def _check_kinds(copy: Copy) -> None:
-        """Raises StateError when rows were written with other types than the maps have now."""
-        database = copy.state.database(copy.partition)
-        stored = database.get(KINDS)
-        if database.get(UNFINISHED) is not None:
-            raise StateError(
-                f"State {copy.state.name} is being divided: a `headrace tables repartition` was begun and not finished; run it "
-                "again, to the same count"
-            )
-        why = "" if stored is None else misfit(stored, copy.state.maps.values())
-        if why:
-            raise StateError(
-                f"State {copy.state.name} can't be read: {why}. Run the version that wrote it; or `headrace tables export` "
-                f"with that version, `headrace tables reset {copy.state.name}` and import what still fits with this one"
-            )
+            await judge(self.delivery, copy)
 
     async def _finish(self, generation: int) -> None:
         """Lanes start and input flows."""
@@ -305,6 +244,80 @@ class Restore(Service):
         app.on_rebalance_end()
 
 
+async def judge(delivery: "Delivery", copy: Copy) -> None:
+    """Finds where a measured copy goes on, and does what has to happen to it first."""
+    why = is_foreign(copy)
+    if why:
+        copy.set_aside(f"is a copy of {why}; rebuilding it")
+    elif await _is_old(delivery, copy):
+        copy.set_aside("is older than the changelog keeps deletions; rebuilding it")
+    elif await _is_ahead(delivery, copy):
+        return
+    copy.locate()
+
+
+async def _is_ahead(delivery: "Delivery", copy: Copy) -> bool:
+    """The copy holds more than its changelog. Returns True when the copy is all there is to say."""
+    database = copy.state.database(copy.partition)
+    reached = database.changelog_offset
+    reseeding = database.get(RESEEDING) is not None
+    if reached is None or (reached < copy.end and not reseeding):
+        return False
+    if not copy.active:
+        log.warning(
+            "%s, partition %d ends at %d, before what this standby holds (%d): its copy is kept as it is",
+            copy.tp.topic,
+            copy.partition,
+            copy.end,
+            reached,
+        )
+        copy.next = copy.end + 1
+        return True
+    lane = delivery.lane_of(copy.tp)
+    if lane is None or not await matches_input(delivery, lane):
+        copy.set_aside(f"has read up to {reached} of a changelog that ends at {copy.end}, and doesn't match the input")
+        return False
+    await reseed(delivery, lane, copy)
+    copy.next = copy.end
+    return True
+
+
+async def _is_old(delivery: "Delivery", copy: Copy) -> bool:
+    """Tombstones of what was deleted since may be gone by now; then reading on would leave deleted rows behind."""
+    database = copy.state.database(copy.partition)
+    reached, written_ms = database.changelog_offset, database.written_ms
+    if reached is None or written_ms is None or reached >= copy.end - 1:
+        return False
+    age_ms = time.time() * 1000 - written_ms
+    return age_ms > OLD_MS and age_ms > await _delete_retention_ms(delivery, copy.tp.topic) / 2
+
+
+async def _delete_retention_ms(delivery: "Delivery", topic: str) -> int:
+    with contextlib.suppress(KafkaError, ValueError, StopIteration):
+        async with admin(delivery.settings.kafka) as client:
+            answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        entries = answers[0].resources[0][4]
+        return int(next(entry[1] for entry in entries if entry[0] == "delete.retention.ms"))
+    return DELETE_RETENTION_MS
+
+
+def check_kinds(copy: Copy) -> None:
+    """Raises StateError when rows were written with other types than the maps have now."""
+    database = copy.state.database(copy.partition)
+    stored = database.get(KINDS)
+    if database.get(UNFINISHED) is not None:
+        raise StateError(
+            f"State {copy.state.name} is being divided: a `headrace tables repartition` was begun and not finished; run it "
+            "again, to the same count"
+        )
+    why = "" if stored is None else misfit(stored, copy.state.maps.values())
+    if why:
+        raise StateError(
+            f"State {copy.state.name} can't be read: {why}. Run the version that wrote it; or `headrace tables export` "
+            f"with that version, `headrace tables reset {copy.state.name}` and import what still fits with this one"
+        )
+
+
 class TableManager(FaustTableManager):
     """Faust's, with our restore."""
 
@@ -323,8 +336,14 @@ class TableManager(FaustTableManager):
         return self._recovery
 
 
-async def catch_up(delivery: "Delivery", state: State, tp: TopicPartition) -> None:
+async def catch_up(delivery: "Delivery", state: State, tp: TopicPartition, *, restored: bool = True) -> None:
     """Brings one open local copy up to its changelog: for a lane that begins again.
+
+    Args:
+        delivery: of this worker.
+        state: of the lane's stage.
+        tp: the changelog partition.
+        restored: False: it couldn't be judged at the assignment, so it is now.
 
     Raises:
         KafkaError, StateError: retryable.
@@ -333,5 +352,9 @@ async def catch_up(delivery: "Delivery", state: State, tp: TopicPartition) -> No
     async with changelog_reader(delivery.settings.kafka) as reader:
         await reader.measure([copy])
         await in_thread(state.settle, copy.partition)
-        copy.locate()
+        if not restored:
+            await judge(delivery, copy)
+        elif not await _is_ahead(delivery, copy):
+            copy.locate()
         await reader.catch_up([copy])
+    check_kinds(copy)

@@ -34,6 +34,8 @@ LOOP_HANG_S = 20
 """An event loop that answers nothing for this long is not slow but stuck: the worker ends with a report."""
 ACTIVE_S = 2.0
 """A lane that began a transaction within this time has input."""
+LOOK_AGAIN_S = 5.0
+"""Inputs that aren't there are asked for this often; else metadata is refreshed once a minute."""
 REPORT_STOPPED_S = 60.0
 """A stopped partition says so again this often."""
 FRESH_MS = 5000
@@ -318,7 +320,8 @@ class Delivery:
     async def supervise(self) -> None:
         """Runs as long as the worker: beats for the hang watch, looks for lanes that don't move, updates gauges."""
         threading.Thread(target=self._watch_loop, name="headrace-hang-watch", daemon=True).start()
-        reported = 0.0
+        reported = looked = 0.0
+        missing: set[str] = set()
         while True:
             self._beat = time.monotonic()
             await asyncio.sleep(1.0)
@@ -326,6 +329,10 @@ class Delivery:
             again = now - reported > REPORT_STOPPED_S
             reported = now if again else reported
             self._pace(now)
+            missing = self._report_missing(missing, again)
+            if missing and now - looked > LOOK_AGAIN_S:
+                looked = now
+                self._consumer.look_again()
             stopped: dict[str, int] = dict.fromkeys((s.name for s in self.stages.values()), 0)
             for lane in list(self.lanes.values()):
                 if lane.stopped:
@@ -337,6 +344,23 @@ class Delivery:
             for name, n in stopped.items():
                 metrics.PARTITIONS_STOPPED.labels(name).set(n)
             await self._check_moving(now)
+
+    def missing_inputs(self) -> dict[str, str]:
+        """Inputs that aren't there, by stage; no lane tells of them, since the group has no partitions to give away."""
+        consumer = self._consumer
+        return {} if consumer is None else {s.name: s.topic for s in self.stages.values() if consumer.lacks(s.topic)}
+
+    def _report_missing(self, before: set[str], again: bool) -> set[str]:
+        missing = self.missing_inputs()
+        for stage, topic in missing.items():
+            if again or stage not in before:
+                log.error(
+                    "%s: its input %s isn't there, and nothing is read; others go on. Had it been read before, a new topic "
+                    "of that name is refused: see `When a topic was deleted` in docs/operations.md", stage, topic,
+                )  # fmt: skip
+        for stage in before - set(missing):
+            log.info("%s: its input is there again", stage)
+        return set(missing)
 
     def _pace(self, now: float) -> None:
         """Shares the worker's transactions a second among the lanes that had some."""

@@ -2,17 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiokafka
-from aiokafka.errors import IllegalOperation, KafkaError
+from aiokafka.errors import IllegalOperation, KafkaError, UnknownTopicOrPartitionError
 from aiokafka.structs import TopicPartition
 
 from app import crash
 from app.delivery.outbox import Outbox, Row
+from app.delivery.presence import find, missing
+from app.errors import ChangelogLost
 from app.kafka import client_kwargs
 from app.settings import Settings
 
@@ -26,6 +28,8 @@ MAX_BATCH_BYTES = 1_000_000
 RETRY_BACKOFF_MS = 10
 """A broker answers a new transaction right after the last with NotEnoughReplicas until it is verified; the default of
 100 ms would be the length of most transactions."""
+LOOK_S = 2.0
+"""A transaction that takes longer than usual looks this often whether its topics are still there."""
 NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
@@ -58,7 +62,7 @@ def _keep_back(manager: Any, accumulator: Any) -> None:
     that. While the marker of the transaction before isn't written yet the broker takes them for a part of it, and its
     marker commits them: State would go on without the outputs.
     """
-    usual = manager.error_transaction
+    usual, again = manager.error_transaction, accumulator.reenqueue
 
     def error_transaction(why: BaseException) -> None:
         usual(why)
@@ -66,18 +70,31 @@ def _keep_back(manager: Any, accumulator: Any) -> None:
             for batch in accumulator._batches.pop(tp):
                 batch.failure(why)
 
-    manager.error_transaction = error_transaction
+    def reenqueue(batch: Any) -> None:
+        """One that was on its way when the transaction failed, and would be sent once more."""
+        if manager.is_in_transaction():
+            again(batch)
+        else:
+            batch.failure(KafkaError("its transaction has failed"))
+
+    manager.error_transaction, accumulator.reenqueue = error_transaction, reenqueue
 
 
 @asynccontextmanager
-async def in_transaction(producer: Any) -> AsyncIterator[None]:
+async def in_transaction(producer: Any, topics: Iterable[str] = ()) -> AsyncIterator[None]:
     """Begins a transaction; commits it at the end. What fails within leaves it open.
 
+    Args:
+        producer: the lane's own.
+        topics: what it needs. One that isn't there any more ends it; aiokafka would ask for it for ever, 100 times a second.
+
     Raises:
-        KafkaError: refused, timed out or fenced; the next producer with this id aborts it.
+        KafkaError: refused, timed out, fenced, or a topic is missing; the next producer with this id aborts it.
     """
+    looking = _Look(producer, frozenset(topics))
     try:
         await producer.begin_transaction()
+        looking.later()
         yield
         await producer.commit_transaction()
     except (IllegalOperation, AssertionError) as error:
@@ -86,6 +103,38 @@ async def in_transaction(producer: Any) -> AsyncIterator[None]:
         if met.done() and met.exception() is not None:
             raise met.exception() from error
         raise KafkaError(f"the producer isn't in its transaction any more ({error})") from error
+    finally:
+        looking.end()
+
+
+class _Look:
+    """Looks now and then, as long as a transaction lasts, whether its topics are there. Costs a timer when it is quick."""
+
+    def __init__(self, producer: Any, topics: frozenset[str]) -> None:
+        self._producer, self._topics = producer, topics
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def later(self) -> None:
+        if self._topics:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._begin)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self) -> None:
+        self._task = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        gone = await missing(self._producer.client, self._topics)
+        manager = self._producer._txn_manager
+        if gone and manager.is_in_transaction():
+            manager.error_transaction(UnknownTopicOrPartitionError(", ".join(sorted(gone))))
+        elif not gone:
+            self.later()
 
 
 @dataclass(slots=True)
@@ -99,7 +148,13 @@ class Transaction:
     size_bytes: int
 
     async def write(
-        self, producer: Any, stage: "Stage", tp: TopicPartition, offset: int | None, group: str
+        self,
+        producer: Any,
+        stage: "Stage",
+        tp: TopicPartition,
+        offset: int | None,
+        group: str,
+        reached: int | None = None,
     ) -> int | None:
         """Commits it.
 
@@ -109,6 +164,7 @@ class Transaction:
             tp: the input partition.
             offset: the input offset to commit, or None without input.
             group: the consumer group.
+            reached: the changelog offset that the local copy has reached.
 
         Returns:
             The changelog offset that the local copy reaches with this batch (that of the commit marker), or None when
@@ -116,8 +172,10 @@ class Transaction:
 
         Raises:
             KafkaError: refused, timed out or fenced; the transaction is aborted or will be by the next producer.
+            ChangelogLost: the changelog is another than the one that State was written to; nothing is committed.
         """
-        async with in_transaction(producer):
+        needed = {tp.topic, stage.changelog, *(topic for (topic, _), rows in self.out.sends.items() if rows)}
+        async with in_transaction(producer, needed):
             pending = await self._send(producer, stage, tp.partition)
             rows: list[Row] = [(key, value, NO_HEADERS) for key, value in self.out.changelog.items()]
             changelog, count = await send_rows(producer, stage.changelog, tp.partition, rows)
@@ -125,6 +183,7 @@ class Transaction:
             if offset is not None:
                 await producer.send_offsets_to_transaction({tp: offset}, group)
             await acknowledged(producer, [*pending, *changelog])
+            _check_place(stage.changelog, tp.partition, changelog, reached)
             crash.at("uncommitted")
         crash.at("committed")
         return marker_behind(changelog, count) if changelog else None
@@ -139,6 +198,19 @@ class Transaction:
                 sent, _ = await send_rows(producer, topic, target, its)
                 futures += sent
         return futures
+
+
+def _check_place(changelog: str, partition: int, sent: list[Any], reached: int | None) -> None:
+    """A lane is the only writer of its changelog partition, so what it writes stands behind all it wrote before.
+
+    A topic that was deleted and made again between two transactions takes the next one as if nothing had happened; what
+    stood in it is gone, and whoever restores from it later would find a part of State and take it for all.
+    """
+    if sent and reached is not None and sent[0].result().offset <= reached:
+        raise ChangelogLost(
+            f"changelog {changelog}, partition {partition}, gave offset {sent[0].result().offset} for what comes after "
+            f"{reached}: it was deleted and made again; it is written anew"
+        )
 
 
 async def acknowledged(producer: Any, futures: list[Any]) -> None:
@@ -188,4 +260,5 @@ def marker_behind(sent: list[Any], count: int) -> int:
 async def _close(producer: Any, batch: Any, count: int, topic: str, partition: int) -> Any:
     batch._relative_offset = count
     batch.close()
+    await find(producer.client, topic, partition)
     return await producer.send_batch(batch, topic, partition=partition)

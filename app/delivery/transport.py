@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
-from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError, KafkaError
+from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError
+from aiokafka.protocol.fetch import FetchRequest
 from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
@@ -32,7 +33,16 @@ from models.events import Received
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
 
-__all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fetched_of", "register"]
+__all__ = [
+    "Consumer",
+    "ConsumerThread",
+    "Fetched",
+    "Producer",
+    "Transport",
+    "fetched_of",
+    "register",
+    "tell_of_missing",
+]
 
 log = logging.getLogger("headrace.delivery")
 
@@ -65,6 +75,26 @@ def fetched_of(records: list[Received], start: int, following: int) -> Fetched:
     return Fetched(records, start, following, size)
 
 
+def tell_of_missing(client: Any, told: Callable[[TP, KafkaError], None]) -> None:
+    """Has a consumer's client tell of partitions that a fetch finds gone.
+
+    aiokafka only asks again then. Where the topic is made anew meanwhile, the next fetch goes on in it as if nothing had
+    happened: all below the position would be skipped.
+    """
+    usual = client.send
+
+    async def send(node_id: int, request: Any, **more: Any) -> Any:
+        response = await usual(node_id, request, **more)
+        if isinstance(request, FetchRequest):
+            for topic, partitions in response.topics:
+                for partition, code, *_ in partitions:
+                    if code == UnknownTopicOrPartitionError.errno:
+                        told(TP(topic, partition), UnknownTopicOrPartitionError(topic))
+        return response
+
+    client.send = send
+
+
 class ConsumerThread(driver.AIOKafkaConsumerThread):
     """Runs the aiokafka consumer; everything here is called in its own thread and loop."""
 
@@ -84,7 +114,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             group_id=self.app.conf.id,
             partition_assignment_strategy=[self._assignor],
             enable_auto_commit=False,
-            auto_offset_reset="earliest",  # positions are set by us; this only meets a log cut below one
+            auto_offset_reset="none",  # a position that isn't in the log is for its lane to judge: the topic may be another
             max_poll_interval_ms=int(kafka.max_poll_interval_s * 1000),
             session_timeout_ms=int(kafka.session_timeout_s * 1000),
             rebalance_timeout_ms=int(self.app.conf.broker_rebalance_timeout * 1000),
@@ -96,6 +126,7 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
             metadata_max_age_ms=60_000,
             **client_kwargs(kafka),
         )
+        tell_of_missing(consumer._client, self.delivery.refused)
         # Counts as a poll for ever: during a long restore, and as a standby, nothing is fetched, and aiokafka would leave
         # the group after max_poll_interval. A worker that hangs or doesn't move is found by our own watch.
         self._polling = consumer._subscription.fetch_context()
@@ -266,6 +297,16 @@ class Consumer(driver.Consumer):
     async def committed(self, tp: TP) -> int | None:
         """The group's committed offset of a partition."""
         return await self._thread.call_thread(self._thread._ensure_consumer().committed, tp)  # type: ignore[no-any-return]
+
+    def lacks(self, topic: str) -> bool:
+        """Whether the brokers don't have a topic that this group reads, as far as is known: asked once a minute or more."""
+        cluster = self._thread._ensure_consumer()._client.cluster
+        return bool(cluster.topics()) and topic not in cluster.topics() | cluster.unauthorized_topics
+
+    def look_again(self) -> None:
+        """Has the group's topics asked for anew; those that came are shared out by a rebalance."""
+        client = self._thread._ensure_consumer()._client
+        self._thread.thread_loop.call_soon_threadsafe(client.force_metadata_update)
 
     def last_stable_offset(self, tp: TP) -> int | None:
         """The end of a partition for readers with read_committed, as the last fetch told it."""

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from app.core import App
+from app.delivery.presence import find
 from app.kafka import client_kwargs
 from app.web.follow import UNREADABLE, skipped
 
@@ -63,6 +64,7 @@ async def announce(app: App) -> None:
             with contextlib.suppress(
                 KafkaError
             ):  # the next beat tries again; a worker that stays silent counts as gone
+                await find(producer.client, topic)
                 await producer.send_and_wait(
                     topic, json.dumps({**entry, "beat_ms": int(time.time() * 1000)}).encode(), key
                 )

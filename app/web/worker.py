@@ -175,7 +175,14 @@ class Pages:
         ]
         waiting = sum(1 for lane in lanes if not lane.ready and not lane.stopped)
         return _json(
-            {"ok": not stopped, "stopped": stopped, "starting": waiting, "lanes": len(lanes)}, 503 if stopped else 200
+            {
+                "ok": not stopped,
+                "stopped": stopped,
+                "starting": waiting,
+                "lanes": len(lanes),
+                "missing": self.app.delivery.missing_inputs(),
+            },
+            503 if stopped else 200,
         )
 
     async def readyz(self, request: web.Request) -> web.Response:
