@@ -64,18 +64,24 @@ def _keep_back(manager: Any, accumulator: Any) -> None:
     """
     usual, again = manager.error_transaction, accumulator.reenqueue
 
+    def give_up(batch: Any, why: BaseException) -> None:
+        batch.failure(why)
+        batch._drain_waiter.exception(), batch.future.exception()  # asked for, or asyncio says that nobody did
+
     def error_transaction(why: BaseException) -> None:
         usual(why)
         for tp in list(accumulator._batches):
             for batch in accumulator._batches.pop(tp):
-                batch.failure(why)
+                accumulator._pending_batches.add(batch)  # one that came back is taken out of there when it ends
+                give_up(batch, why)
+        manager.wait_for_transaction_end().exception()  # told to whoever waits; nobody may
 
     def reenqueue(batch: Any) -> None:
         """One that was on its way when the transaction failed, and would be sent once more."""
         if manager.is_in_transaction():
             again(batch)
         else:
-            batch.failure(KafkaError("its transaction has failed"))
+            give_up(batch, KafkaError("its transaction has failed"))
 
     manager.error_transaction, accumulator.reenqueue = error_transaction, reenqueue
 

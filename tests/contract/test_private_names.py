@@ -52,6 +52,7 @@ def test_the_three_packages_are_the_ones_that_were_read(package: str, pinned: st
         (TransactionManager, "wait_for_transaction_end"),
         (TransactionManager, "error_transaction"),
         (MessageBatch, "failure"),
+        (MessageAccumulator, "reenqueue"),
         (GroupCoordinator, "check_errors"),
         (GroupCoordinator, "request_rejoin"),
         (AIOKafkaConnection, "close"),

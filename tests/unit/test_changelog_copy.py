@@ -1,13 +1,14 @@
 """Where a local copy goes on reading, and whether it belongs to its changelog (app.delivery.changelog)."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from aiokafka.structs import TopicPartition
 
-from app.delivery.changelog import Copy, is_foreign
+from app.delivery.changelog import ChangelogReader, Copy, is_foreign
 from app.delivery.database import COPY_OF
 from app.delivery.maps import Map
 from app.delivery.member import forget_member, note_member
@@ -90,6 +91,19 @@ def test_a_copy_of_another_changelog_says_so(copy: Copy) -> None:
     assert is_foreign(copy) == ""
     copy.state.database(0).note(COPY_OF, b"other-changelog/3")
     assert is_foreign(copy) == "other-changelog/3"
+
+
+@pytest.mark.parametrize(("position", "offsets"), [(3, [0, 1, 2]), (9, [0, 8])])
+async def test_a_standby_whose_changelog_is_read_from_its_start_again_is_rebuilt(
+    copy: Copy, position: int, offsets: list[int]
+) -> None:
+    """The topic was deleted and made anew: what was deleted from State meanwhile has no tombstone in it."""
+    sought: list[int] = []
+    consumer: Any = SimpleNamespace(seek=lambda tp, offset: sought.append(offset))
+    filled(copy).next = 6
+    await ChangelogReader(consumer)._take(copy, [record(n, b"pz", b"\x01") for n in offsets], position)
+    assert (copy.next, sought) == (0, [0])
+    assert copy.state.database(0).changelog_offset is None, "the old copy is read on"
 
 
 def test_progress_that_was_cut_off_is_over() -> None:

@@ -8,10 +8,11 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
 from aiokafka.structs import TopicPartition
 
+from app.delivery.database import RESEEDING
 from app.delivery.lane import Lane
 from app.delivery.transaction import Transaction
 from app.delivery.transport import fetched_of
-from app.errors import StateError
+from app.errors import ChangelogLost, StateError
 from app.settings import load
 from models.events import Received
 
@@ -32,11 +33,17 @@ class Trying(Lane):
             stop_producer=lambda producer: self.said.append(f"stop {producer}"),
         )  # fmt: skip
         stage: Any = SimpleNamespace(
-            name="s", delivery=delivery, state=None, committed=lambda lane, transaction: self.said.append("written"),
+            name="s", delivery=delivery, state=SimpleNamespace(database=lambda partition: self),
+            committed=lambda lane, transaction: self.said.append("written"),
             room=lambda lane: True,
         )  # fmt: skip
         super().__init__(delivery, stage, TopicPartition("t", 0))
         self.producer = "the first"
+        self.changelog_offset: int | None = None
+
+    def note(self, key: bytes, value: bytes | None) -> None:
+        """As the local copy does."""
+        self.said.append(f"note {key!r}")
 
     async def _reopen(self) -> None:
         self.producer = "another"
@@ -115,3 +122,22 @@ async def test_a_lane_that_is_taken_away_before_it_stands_somewhere_writes_nothi
     async with asyncio.timeout(10):
         await lane._run()
     assert not lane.said
+
+
+async def test_a_changelog_that_was_lost_is_noted_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new changelog may have grown past the old one's end by then: the note says that it has to be written anew."""
+
+    async def write(*arguments: object) -> None:
+        raise ChangelogLost("it was deleted and made again")
+
+    monkeypatch.setattr(Transaction, "write", write)
+    lane = Trying(errors=1)
+    async with asyncio.timeout(10):
+        await lane._run()
+    assert lane.said == [f"note {RESEEDING!r}", "stop the first", "wait 0.5"]
+
+
+async def test_a_lane_without_its_changelog_restores_state_by_itself() -> None:
+    lane = Trying(errors=1)
+    lane.hold()
+    assert (lane.producer, lane._restored, lane.said) == (None, False, ["stop the first"])

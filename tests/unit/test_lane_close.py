@@ -28,7 +28,8 @@ def lane_of(told: Any = None) -> Lane:
         batch_records=10, gather_s=0.0, fit=lambda out, stage: None, reserve_output=reserve, release_output=release,
         room=lambda: None, released=0, group="g",
     )  # fmt: skip
-    stage: Any = SimpleNamespace(name="s", delivery=delivery, state=None, lane_closed=told)
+    state = SimpleNamespace(database=lambda partition: SimpleNamespace(changelog_offset=None))
+    stage: Any = SimpleNamespace(name="s", delivery=delivery, state=state, lane_closed=told)
     return Lane(delivery, stage, TopicPartition("t", 0))
 
 

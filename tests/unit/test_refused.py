@@ -5,11 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
 from faust.types import TP
 
 from app.delivery import transport
-from app.delivery.transport import ConsumerThread
+from app.delivery.runtime import Delivery
+from app.delivery.transport import ConsumerThread, tell_of_missing
 from app.settings import load
 from models.events import Received
 
@@ -92,3 +95,37 @@ async def test_a_partition_that_can_not_be_read_is_told_and_others_are_read(monk
     taken = await thread._take(consumer, {bad, good})
     assert told == [(bad, TopicAuthorizationFailedError)]
     assert {tp: (batch.start, batch.next) for tp, batch in taken.items()} == {good: (5, 6)}
+
+
+async def test_a_partition_that_a_fetch_finds_gone_is_told() -> None:
+    """Before the next fetch can go on in a new topic of that name."""
+    codes = [("t", [(0, 0, b"records"), (1, UnknownTopicOrPartitionError.errno, b"")])]
+
+    async def send(node_id: int, request: object, **more: object) -> Any:
+        return SimpleNamespace(topics=codes)
+
+    told: list[Any] = []
+    client = SimpleNamespace(send=send)
+    tell_of_missing(client, lambda tp, error: told.append((tp, type(error), error.args)))
+    response = await client.send(1, FetchRequest(100, 1, 1, 1, [], rack_id=""))
+    assert response.topics == codes
+    await client.send(1, MetadataRequest([]))
+    assert told == [(TP("t", 1), UnknownTopicOrPartitionError, ("t",))]
+
+
+def test_a_missing_input_is_said_once_and_each_minute_with_its_stage(caplog: pytest.LogCaptureFixture) -> None:
+    delivery = Delivery(load())
+    stages: Any = {t: SimpleNamespace(name=f"s-{t}", topic=t) for t in ("there", "gone")}
+    delivery.stages = stages
+    assert delivery.missing_inputs() == {}
+    gone = {"gone"}
+    delivery.join(SimpleNamespace(lacks=lambda topic: topic in gone))
+    caplog.set_level("INFO")
+    before = delivery._report_missing(set(), again=False)
+    before = delivery._report_missing(before, again=False)
+    assert caplog.text.count("s-gone: its input gone isn't there") == 1
+    before = delivery._report_missing(before, again=True)
+    assert caplog.text.count("s-gone: its input gone isn't there") == 2
+    gone.clear()
+    assert delivery._report_missing(before, again=False) == set()
+    assert "s-gone: its input is there again" in caplog.text

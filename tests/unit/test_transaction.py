@@ -6,15 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import TopicPartition
 
 from agents import redrive
+from app.delivery import presence, transaction
 from app.delivery.outbox import Outbox
 from app.delivery.reseed import write_rows
-from app.delivery.transaction import Transaction, _keep_back, acknowledged
+from app.delivery.transaction import Transaction, _keep_back, acknowledged, in_transaction
+from app.errors import ChangelogLost
+from tests.helpers.cluster import Client
 
 
 class LeftBehind:
@@ -23,6 +26,7 @@ class LeftBehind:
     def __init__(self) -> None:
         nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: nothing)
+        self.client = Client(clean=1, changelog=1, raw=1)
 
     async def begin_transaction(self) -> None:
         pass
@@ -47,6 +51,7 @@ class Refused(LeftBehind):
     """A producer whose topic is refused: aiokafka tells the transaction, and never the batch that it didn't send."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._txn_manager = SimpleNamespace(wait_for_transaction_end=lambda: self.ended)
 
@@ -172,3 +177,82 @@ async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
     with pytest.raises(TopicAuthorizationFailedError):
         await sent
     assert manager.wait_for_transaction_end().exception() is not None
+
+
+async def test_a_batch_on_its_way_when_its_transaction_failed_is_not_sent_again() -> None:
+    manager = TransactionManager("headrace-x-0", 10_000)
+    accumulator = MessageAccumulator(None, 1 << 20, 0, 30, txn_manager=manager)
+    _keep_back(manager, accumulator)
+    manager.set_pid_and_epoch(1, 0)
+    manager.begin_transaction()
+    tp = TopicPartition("changelog", 0)
+    builder = accumulator.create_builder()
+    builder.append(timestamp=None, key=b"k", value=b"v")
+    sent = await accumulator.add_batch(builder, tp, 10)
+    batch = accumulator._pop_batch(tp)  # as the sender does
+    manager.error_transaction(UnknownTopicOrPartitionError("clean"))
+    accumulator.reenqueue(batch)
+    assert not accumulator._batches
+    with pytest.raises(KafkaError, match="its transaction has failed"):
+        await sent
+
+
+class Waiting(LeftBehind):
+    """A producer whose batches nobody answers, as when a topic isn't there any more."""
+
+    def __init__(self, **there: int) -> None:
+        super().__init__()
+        self.client = Client(**there)
+        self.manager = TransactionManager("headrace-x-0", 10_000)
+        self.manager.set_pid_and_epoch(1, 0)
+        self._txn_manager: Any = self.manager
+        self.committed = False
+
+    async def begin_transaction(self) -> None:
+        self.manager.begin_transaction()
+
+    async def commit_transaction(self) -> None:
+        self.committed = True
+
+
+async def test_a_topic_that_vanishes_ends_a_transaction_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction, "LOOK_S", 0.001)
+    monkeypatch.setattr(presence, "AGAIN_S", 0.0)
+    producer = Waiting(changelog=1)
+    with pytest.raises(UnknownTopicOrPartitionError) as met:
+        async with asyncio.timeout(10), in_transaction(producer, ["clean", "changelog"]):
+            await acknowledged(producer, [asyncio.get_running_loop().create_future()])
+    assert met.value.args == ("clean",)
+    assert not producer.committed
+
+
+async def test_a_slow_transaction_whose_topics_are_there_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction, "LOOK_S", 0.001)
+    producer = Waiting(clean=1)
+    async with asyncio.timeout(10), in_transaction(producer, ["clean"]):
+        while producer.client.asked < 3:
+            await asyncio.sleep(0.001)
+    assert producer.committed
+    asked = producer.client.asked
+    await asyncio.sleep(0.01)
+    assert producer.client.asked == asked, "it looks on after its end"
+
+
+@pytest.mark.parametrize(("reached", "right"), [(None, True), (6, True), (7, False), (900, False)])
+async def test_a_changelog_made_anew_is_noticed_before_the_commit(reached: int | None, right: bool) -> None:
+    class Writing(Waiting):
+        async def send_batch(self, *batch: object, partition: int) -> Any:
+            sent = asyncio.get_running_loop().create_future()
+            sent.set_result(SimpleNamespace(offset=7))
+            return sent
+
+    out, producer = Outbox(0), Writing(changelog=1)
+    out.changelog[b"k"] = out.local[b"k"] = b"v"
+    stage: Any = SimpleNamespace(changelog="changelog")
+    writing = Transaction(out, 1, 1, [], 0).write(producer, stage, TopicPartition("raw", 0), None, "group", reached)
+    if right:
+        assert await writing == 8
+    else:
+        with pytest.raises(ChangelogLost, match="gave offset 7 for what comes after"):
+            await writing
+    assert producer.committed is right

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.broker.kafka import EmbeddedKafka
-from tests.fault.suite import place_faults, state_faults
+from tests.fault.suite import place_faults, state_faults, topic_faults
 from tests.fault.suite.load import Pair
 from tests.fault.suite.outcome import say
 from tests.fault.suite.rig import SESSION_S, Rig
@@ -366,6 +366,8 @@ FAULTS: dict[str, FaultRow] = {
     ),
     "26a": FaultRow(name="the disk of a worker's State is full", act=place_faults.state_disk),
     "26b": FaultRow(name="the broker's disk is full", act=place_faults.broker_disk, broker=place_faults.small_broker),
+    "27a": FaultRow(name="outputs and a changelog deleted, and made again", act=topic_faults.outputs_vanish),
+    "27b": FaultRow(name="the topic between two stages deleted, and made again", act=topic_faults.inputs_vanish),
     "soak": FaultRow(name="random kills, also inside transactions and calls", act=soak, rig={"workers": 3}),
 }
 """Numbers as in the design; from 23 on they are beyond it."""

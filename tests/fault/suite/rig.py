@@ -66,7 +66,7 @@ class Rig:
         stub: dict[str, Any] | None = None, proxied: list[int] | None = None, kills: int = 30, brief: bool = False,
     ) -> None:  # fmt: skip
         self.kafka, self.folder, self.seed, self.seconds = kafka, folder, seed, seconds
-        self.prefix = f"f{name}-{seed}-"
+        self.prefix, self.rate = f"f{name}-{seed}-", rate
         self.bootstrap = kafka.internal if isinstance(kafka, SecureKafka) else kafka.bootstrap
         """Where the harness's own clients connect, which nobody refuses."""
         self.rnd = random.Random(seed)
@@ -107,6 +107,8 @@ class Rig:
         """Somebody else commits offsets of the group."""
         self.held: list[Any] = []
         """The input before its start was cut."""
+        self.vanished: dict[str, list[Any]] = {}
+        """What topics held before they were deleted, by name."""
         self.gone: set[Place] = set()
         """Records that nobody could read."""
         self.crashes = 0
@@ -249,7 +251,11 @@ class Rig:
         say(text)
 
     def read(self, topic: str) -> list[Any]:
-        return asyncio.run(topics.read(self.bootstrap, self.prefix + topic, PARTITIONS))
+        """All that a topic holds, behind what it held before it was deleted."""
+        return [
+            *self.vanished.get(topic, ()),
+            *asyncio.run(topics.read(self.bootstrap, self.prefix + topic, PARTITIONS)),
+        ]
 
     def results(self) -> int:
         return sum(asyncio.run(topics.end_offsets(self.bootstrap, f"{self.prefix}ai-results")).values())

@@ -19,7 +19,7 @@ from tests.fault.suite.rig import SESSION_S, Rig
 from tests.helpers import topics
 from tests.helpers.processes import wait_until
 
-__all__ = ["both", "changelog", "cut", "folders", "offsets", "recreated"]
+__all__ = ["CHANGELOG", "both", "changelog", "cut", "delete_topic", "folders", "offsets", "recreated"]
 
 CHANGELOG = "headrace-ingest-raw-changelog"
 NON_EMPTY_GROUP = 68
@@ -78,7 +78,7 @@ def folders(rig: Rig) -> None:
 def changelog(rig: Rig) -> None:
     """The topic is deleted while the worker is down; what it has locally is all there is."""
     rig.stop(0)
-    asyncio.run(_delete_topic(rig, CHANGELOG))
+    asyncio.run(delete_topic(rig, CHANGELOG))
     rig.start_ready(0)
 
 
@@ -88,7 +88,7 @@ def both(rig: Rig) -> None:
     rig.rest(4)  # what took the hop by its id comes out as well
     rig.stop(0)
     shutil.rmtree(rig.workers[0].folder / "worker")
-    asyncio.run(_delete_topic(rig, CHANGELOG))
+    asyncio.run(delete_topic(rig, CHANGELOG))
     _must_stop(rig, "its changelog was lost")
 
 
@@ -97,7 +97,7 @@ def recreated(rig: Rig) -> None:
     rig.load.end()
     rig.rest(4)  # what took the hop by its id comes out as well
     rig.stop(0)
-    asyncio.run(_delete_topic(rig, "raw"))
+    asyncio.run(delete_topic(rig, "raw"))
     asyncio.run(topics.create(rig.bootstrap, f"{rig.prefix}raw", PARTITIONS))
     pairs = rig.load.stream.take(500)
     asyncio.run(topics.produce(rig.bootstrap, f"{rig.prefix}raw", pairs))
@@ -164,14 +164,14 @@ def offsets(rig: Rig) -> None:
     _start_all(rig)
 
 
-async def _delete_topic(rig: Rig, name: str) -> None:
+async def delete_topic(rig: Rig, name: str) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
     await admin.start()
     try:
         await admin.delete_topics([rig.prefix + name])
         async with asyncio.timeout(20):
             while rig.prefix + name in await admin.list_topics():
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.05)
     finally:
         await admin.close()
 

@@ -1,0 +1,139 @@
+"""Fault 27: topics that are deleted while workers run, and made again."""
+
+import asyncio
+import json
+import re
+
+import httpx
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from tests.fault.suite.load import PARTITIONS
+from tests.fault.suite.rig import Rig
+from tests.fault.suite.state_faults import CHANGELOG, delete_topic
+from tests.helpers.processes import wait_until
+
+__all__ = ["inputs_vanish", "outputs_vanish"]
+
+SAID_S = 40.0
+"""Until a lane says that a topic is missing: it has to have something for it, and looks after some seconds."""
+
+
+def outputs_vanish(rig: Rig) -> None:
+    """Outputs, a changelog, and the topic that workers announce themselves in.
+
+    What a deleted output held is gone, which is no fault of anybody here: it is read before, and counted with the rest.
+    """
+    rig.offsets_touched = True  # their offsets begin anew, so samples of log ends can't be compared
+    for name in ["dead-letter", rig.rnd.choice(["clean-events", "sink-noise"])]:
+        _quiet(rig)
+        rig.vanished[name] = rig.read(name)
+        rig.losses += len(rig.workers)
+        told = len(rig.logs())
+        _delete(rig, name)
+        rig.load.rate = rig.rate
+        wait_until(lambda told=told, name=name: _said(rig, told, name), SAID_S, f"{name} is said to be missing")  # type: ignore[misc]
+        rig.rest(1, 5)
+        asyncio.run(_create(rig, name, PARTITIONS))
+        _moves(rig)
+    _changelog_vanishes(rig)
+    _delete(rig, "workers")
+    rig.rest(1, 3)
+    asyncio.run(_create(rig, "workers", 1, compacted=True))
+    if rig.outcome.ended_by_themselves:
+        rig.wrong("workers ended by themselves", rig.outcome.ended_by_themselves)
+    rig.note("lanes named the topic, committed nothing, and went on when it was there; the changelog was written anew")
+
+
+def _changelog_vanishes(rig: Rig) -> None:
+    """Deleted and made again at once, under load: every lane has to notice before it commits anything to the new one."""
+    told = len(rig.logs())
+    rig.losses += len(rig.workers)
+    _delete(rig, CHANGELOG)
+    asyncio.run(_create(rig, CHANGELOG, PARTITIONS, compacted=True))
+
+    def whole() -> bool:
+        said = re.findall(rf"{rig.prefix}{CHANGELOG}, partition (\d) is whole again", rig.logs()[told:])
+        return len(set(said)) == PARTITIONS
+
+    wait_until(whole, SAID_S, "the changelog of each partition is written anew")
+
+
+def inputs_vanish(rig: Rig) -> None:
+    """The topic of the rekey hop, all of which was read: its stage stops and says so, the stage before it waits and goes on."""
+    rig.expects_stop = words = "it was recreated or cut"
+    wait_until(
+        lambda: len({r.partition for r in rig.read("rekeyed")}) == PARTITIONS, 60, "each partition has been used"
+    )
+    _quiet(rig)
+    told = len(rig.logs())
+    _delete(rig, "rekeyed")
+    missing = f"ingest-rekeyed: its input {rig.prefix}rekeyed isn't there"
+    wait_until(lambda: missing in rig.logs()[told:], SAID_S, missing)
+    rig.load.rate = rig.rate
+    wait_until(lambda: _said(rig, told, "rekeyed"), SAID_S, "the stage before it says so as well")
+    asyncio.run(_create(rig, "rekeyed", PARTITIONS))
+
+    def stopped() -> set[str]:
+        said = rig.logs()[told:]
+        return set(re.findall(rf"partition (\d) of {rig.prefix}rekeyed is STOPPED[^\n]*{words}", said))
+
+    wait_until(lambda: len(stopped()) == PARTITIONS, 60, f"all its partitions stop and say: {words}")
+    _moves(rig)
+    health = [httpx.get(f"{worker.url}/healthz", timeout=10) for worker in rig.workers]
+    if not any(each.status_code == 503 and words in each.text for each in health):
+        rig.wrong("health says nothing of stopped partitions", [each.text for each in health])
+    rig.load.end()
+    if rig.outcome.ended_by_themselves:
+        rig.wrong("workers ended by themselves", rig.outcome.ended_by_themselves)
+    rig.note("its stage stopped and said why, the input of the others was read on")
+
+
+def _quiet(rig: Rig) -> None:
+    """No more events until the rate is set again; all that were sent have left ingest."""
+    rig.load.rate = 0
+    rig.rest(1)  # what was being sent
+
+    def left() -> bool:
+        last = rig.watch.last
+        return any(last.committed.get(("raw", p), 0) < last.ends.get(("raw", p), 1) for p in range(PARTITIONS))
+
+    wait_until(lambda: not left(), 60, "all input is taken")
+
+    def hopped() -> bool:
+        sent = {json.loads(r.value)["event_id"] for r in rig.read("rekeyed")}
+        out = {
+            dict(r.headers)["headrace.event-id"].decode() for t in ("clean-events", "sink-noise") for r in rig.read(t)
+        }
+        return sent <= out
+
+    wait_until(hopped, 60, "what took the hop is out", every_s=0.5)
+
+
+def _said(rig: Rig, told: int, name: str) -> bool:
+    return f"topic {rig.prefix}{name} isn't there" in rig.logs()[told:]
+
+
+def _moves(rig: Rig) -> None:
+    """Each partition of the input goes on."""
+    before = dict(rig.watch.last.committed)
+
+    def moved() -> bool:
+        now = rig.watch.last.committed
+        return all(now.get(("raw", p), 0) > before.get(("raw", p), 0) for p in range(PARTITIONS))
+
+    wait_until(moved, 60, "each partition goes on")
+
+
+def _delete(rig: Rig, name: str) -> None:
+    asyncio.run(delete_topic(rig, name))
+
+
+async def _create(rig: Rig, name: str, partitions: int, *, compacted: bool = False) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
+    await admin.start()
+    try:
+        config = {"cleanup.policy": "compact"} if compacted else {}
+        answer = await admin.create_topics([NewTopic(rig.prefix + name, partitions, 1, topic_configs=config)])
+        assert [error[1] for error in answer.topic_errors] == [0], answer
+    finally:
+        await admin.close()

@@ -1,0 +1,99 @@
+"""A changelog written anew from a local copy: which copy may serve, and what others take it for (app.delivery.reseed)."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.structs import TopicPartition
+
+from app.delivery import reseed as module
+from app.delivery.changelog import Copy
+from app.delivery.database import RESEEDING
+from app.delivery.maps import Map
+from app.delivery.offline import OfflineState
+from app.delivery.reseed import matches_input, reseed
+from app.delivery.state import APPLIED, decode_applied
+from tests.unit.test_changelog_copy import marker, record
+
+PLAIN: Map[int] = Map("plain", b"p", int)
+INPUT = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Any:
+    """Its marker says: input read up to offset 9; the changelog up to 5."""
+    state = OfflineState(tmp_path, "s", "c", [PLAIN])
+    state.apply(0, [(b"pa", b"\x01"), (APPLIED, marker(9, "old life"))], 5)
+    yield Copy(state, TopicPartition("c", 0), start=0, end=0)
+    state.store.close()
+
+
+def lane_of(copy: Copy) -> Any:
+    return SimpleNamespace(stage=SimpleNamespace(state=copy.state), tp=INPUT, producer="its own")
+
+
+def delivery_of(committed: int | None) -> Any:
+    async def asked(tp: TopicPartition) -> int | None:
+        return committed
+
+    return SimpleNamespace(committed=asked, settings=SimpleNamespace(kafka=None))
+
+
+@pytest.fixture(autouse=True)
+def topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input of 100 records, that at offset 9 the one of the marker."""
+
+    async def offsets(end: int) -> dict[TopicPartition, int]:
+        return {INPUT: end}
+
+    @asynccontextmanager
+    async def probe(kafka: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(beginning_offsets=lambda tps: offsets(0), end_offsets=lambda tps: offsets(100))
+
+    async def known(consumer: object, tp: TopicPartition) -> None:
+        """It is there."""
+
+    async def record_at(consumer: object, tp: TopicPartition, offset: int, end: int) -> Any:
+        return SimpleNamespace(timestamp=1, value=b"v")
+
+    monkeypatch.setattr(module, "probe", probe)
+    monkeypatch.setattr(module, "known", known)
+    monkeypatch.setattr(module, "record_at", record_at)
+    monkeypatch.setattr(module, "crc_of", lambda record: 2)
+
+
+@pytest.mark.parametrize(
+    ("committed", "right"),
+    [(10, True), (None, True), (3, True), (11, False), (500, False)],
+    ids=["as the marker", "forgotten", "set back", "a record further", "far ahead"],
+)
+async def test_a_copy_that_the_group_has_gone_past_does_not_serve(
+    copy: Copy, committed: int | None, right: bool
+) -> None:
+    """It was left behind when the partition moved: State would go back, and outputs be written twice."""
+    assert await matches_input(delivery_of(committed), lane_of(copy)) is right
+
+
+async def test_a_changelog_written_anew_has_another_life(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that others hold of the old one stand at offsets that mean nothing in it: they must find out."""
+    written: dict[bytes, bytes | None] = {}
+
+    async def write_rows(producer: object, topic: str, partition: int, rows: Iterator[Any]) -> int:
+        written.update(rows)
+        return 3
+
+    monkeypatch.setattr(module, "write_rows", write_rows)
+    await reseed(delivery_of(10), lane_of(copy), copy)
+    fresh = decode_applied(written[APPLIED] or b"")
+    assert written[b"pa"] == b"\x01"
+    assert (fresh.offset, fresh.timestamp_ms, fresh.crc) == (9, 1, 2)
+    assert fresh.incarnation != "old life"
+    assert copy.state.applied(0) == fresh
+    database = copy.state.database(0)
+    assert (database.changelog_offset, database.get(RESEEDING), copy.end) == (3, None, 4)
+    other = Copy(copy.state, copy.tp, end=100)
+    other.unsure = []
+    assert other.sure([record(3, APPLIED, marker(20, "old life"))], at_end=False) is None
