@@ -214,13 +214,51 @@ async def _topics(found: Findings) -> dict[str, int]:
     configs = await _configs([name for name in names if name in counts])
     for name in names:
         if name not in counts:
-            if settings.kafka.manage_topics == "create":
-                found.ok(f"{name}: not there yet; a worker makes it")
-            else:
-                found.fail(f"{name}: missing, and kafka.manage_topics is `check`: make it")
+            _missing(name, wanted.get(name), any(ours in counts for ours in wanted), found)
             continue
         _topic(name, counts[name], wanted.get(name), configs.get(name, {}), found)
+    await _changelogs(counts, found)
     return counts
+
+
+def _missing(name: str, topic: topics.Topic | None, others: bool, found: Findings) -> None:
+    """A topic that isn't there; where others are, it may have been deleted."""
+    who = "a source" if topic is None else f"written by {topic.written_by}"
+    config = "".join(f", {key}={value}" for key, value in (topic.config if topic else {}).items())
+    how = f"{(topic and topic.partitions) or settings.kafka.partitions} partitions{config}"
+    if settings.kafka.manage_topics == "check":
+        found.fail(f"{name} ({who}): missing, and kafka.manage_topics is `check`: make it with {how}")
+    elif others:
+        found.warn(
+            f"{name} ({who}): isn't there, and other topics are. Was it deleted? A worker that starts makes it, with {how}; "
+            "until then what needs it waits"
+        )
+    else:
+        found.ok(f"{name}: not there yet; a worker makes it")
+
+
+async def _changelogs(counts: dict[str, int], found: Findings) -> None:
+    """State's own topics. One that isn't compacted loses rows that are still needed."""
+    stages = [stage for stage in app.delivery.stages.values() if stage.topic in counts]
+    there = await topics.counts(settings, [stage.changelog for stage in stages])
+    configs = await _configs(list(there))
+    for stage in stages:
+        name, need = stage.changelog, counts[stage.topic]
+        if name not in there:
+            if there:
+                found.warn(
+                    f"{name} (State of {stage.name}): isn't there, and others are. Was it deleted? Made again, empty, with "
+                    f"{need} partitions and cleanup.policy=compact, workers write it anew from their local copies; a worker that "
+                    "starts makes it unless kafka.manage_topics is `check`"
+                )
+        elif there[name] != need:
+            found.fail(
+                f"{name}: has {there[name]} partitions, and {stage.topic} {need}: see `headrace tables repartition`"
+            )
+        elif "compact" not in configs.get(name, {}).get("cleanup.policy", "compact").split(","):
+            found.fail(f"{name}: its cleanup.policy isn't compact: State that is still needed would be removed. Set it")
+        else:
+            found.ok(f"{name}: {need} partitions")
 
 
 def _topic(name: str, partitions: int, topic: topics.Topic | None, config: dict[str, str], found: Findings) -> None:

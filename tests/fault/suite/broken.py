@@ -17,11 +17,11 @@ def local_first() -> None:
 
     write = Transaction.write
 
-    async def wrong(self: Any, producer: Any, stage: Any, tp: Any, offset: Any, group: Any) -> Any:
+    async def wrong(self: Any, producer: Any, stage: Any, tp: Any, offset: Any, group: Any, behind: Any) -> Any:
         database = stage.state.database(tp.partition)
         reached = database.changelog_offset
         database.write(self.out.local.items(), -1 if reached is None else reached)
-        return await write(self, producer, stage, tp, offset, group)
+        return await write(self, producer, stage, tp, offset, group, behind)
 
     Transaction.write = wrong  # type: ignore[method-assign]
 

@@ -28,7 +28,7 @@ def outputs_vanish(rig: Rig) -> None:
         _quiet(rig)
         rig.vanished[name] = rig.read(name)
         rig.losses += len(rig.workers)
-        told = len(rig.logs())
+        told = _lengths(rig)
         _delete(rig, name)
         rig.load.rate = rig.rate
         wait_until(lambda told=told, name=name: _said(rig, told, name), SAID_S, f"{name} is said to be missing")  # type: ignore[misc]
@@ -46,13 +46,13 @@ def outputs_vanish(rig: Rig) -> None:
 
 def _changelog_vanishes(rig: Rig) -> None:
     """Deleted and made again at once, under load: every lane has to notice before it commits anything to the new one."""
-    told = len(rig.logs())
+    told = _lengths(rig)
     rig.losses += len(rig.workers)
     _delete(rig, CHANGELOG)
     asyncio.run(_create(rig, CHANGELOG, PARTITIONS, compacted=True))
 
     def whole() -> bool:
-        said = re.findall(rf"{rig.prefix}{CHANGELOG}, partition (\d) is whole again", rig.logs()[told:])
+        said = re.findall(rf"{rig.prefix}{CHANGELOG}, partition (\d) is whole again", _since(rig, told))
         return len(set(said)) == PARTITIONS
 
     wait_until(whole, SAID_S, "the changelog of each partition is written anew")
@@ -65,17 +65,16 @@ def inputs_vanish(rig: Rig) -> None:
         lambda: len({r.partition for r in rig.read("rekeyed")}) == PARTITIONS, 60, "each partition has been used"
     )
     _quiet(rig)
-    told = len(rig.logs())
+    told = _lengths(rig)
     _delete(rig, "rekeyed")
     missing = f"ingest-rekeyed: its input {rig.prefix}rekeyed isn't there"
-    wait_until(lambda: missing in rig.logs()[told:], SAID_S, missing)
+    wait_until(lambda: missing in _since(rig, told), SAID_S, missing)
     rig.load.rate = rig.rate
     wait_until(lambda: _said(rig, told, "rekeyed"), SAID_S, "the stage before it says so as well")
     asyncio.run(_create(rig, "rekeyed", PARTITIONS))
 
     def stopped() -> set[str]:
-        said = rig.logs()[told:]
-        return set(re.findall(rf"partition (\d) of {rig.prefix}rekeyed is STOPPED[^\n]*{words}", said))
+        return set(re.findall(rf"partition (\d) of {rig.prefix}rekeyed is STOPPED[^\n]*{words}", _since(rig, told)))
 
     wait_until(lambda: len(stopped()) == PARTITIONS, 60, f"all its partitions stop and say: {words}")
     _moves(rig)
@@ -109,8 +108,19 @@ def _quiet(rig: Rig) -> None:
     wait_until(hopped, 60, "what took the hop is out", every_s=0.5)
 
 
-def _said(rig: Rig, told: int, name: str) -> bool:
-    return f"topic {rig.prefix}{name} isn't there" in rig.logs()[told:]
+def _lengths(rig: Rig) -> list[int]:
+    """How long each worker's log is."""
+    return [len(worker.log.read_text(errors="replace")) for worker in rig.workers]
+
+
+def _since(rig: Rig, told: list[int]) -> str:
+    """What workers have said since their logs were so long."""
+    logs = zip(rig.workers, told, strict=True)
+    return "\n".join(worker.log.read_text(errors="replace")[length:] for worker, length in logs)
+
+
+def _said(rig: Rig, told: list[int], name: str) -> bool:
+    return f"topic {rig.prefix}{name} isn't there" in _since(rig, told)
 
 
 def _moves(rig: Rig) -> None:
