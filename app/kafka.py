@@ -154,10 +154,10 @@ def is_refusal(error: BaseException) -> bool:
 def explained(kafka: KafkaSettings, error: BaseException) -> str:
     """An error for the log. A refusal names the user and what was refused, a missing topic its name; and what to do."""
     if isinstance(error, UnknownTopicOrPartitionError) and error.args:
-        make = "a worker that starts makes it" if kafka.manage_topics == "create" else "make it"
+        make = "a worker that starts makes it, empty" if kafka.manage_topics == "create" else "make it"
         return (
-            f"topic {error.args[0]} isn't there; {make}, `headrace check` tells its partitions. Nothing is committed meanwhile, "
-            "and work goes on here once it is there"
+            f"topic {error.args[0]} isn't there; {make}. `headrace check` tells its shape. Nothing is committed meanwhile, and "
+            "work goes on here once it is there"
         )
     if not is_refusal(error):
         return f"{type(error).__name__}: {error}"[:300]
