@@ -1,12 +1,15 @@
 """Whether topics are there: asked when work waits for one, since aiokafka waits for a missing topic as for a slow broker."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import UnknownTopicOrPartitionError
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.structs import TopicPartition
 
-__all__ = ["find", "missing"]
+__all__ = ["find", "missing", "tell_of_missing"]
 
 TRIES = 4
 AGAIN_S = 0.25
@@ -47,3 +50,23 @@ async def find(client: AIOKafkaClient, topic: str, partition: int = 0) -> None:
         known = client.cluster.partitions_for_topic(topic) or known
         if partition not in known:
             raise UnknownTopicOrPartitionError(f"{topic} partition {partition}")
+
+
+def tell_of_missing(client: Any, told: Callable[[TopicPartition, KafkaError], None]) -> None:
+    """Has a consumer's client tell of partitions that a fetch finds gone.
+
+    aiokafka only asks again then. Where the topic is made anew meanwhile, the next fetch goes on in it as if nothing had
+    happened: all below the position would be skipped.
+    """
+    usual = client.send
+
+    async def send(node_id: int, request: Any, **more: Any) -> Any:
+        response = await usual(node_id, request, **more)
+        if isinstance(request, FetchRequest):
+            for topic, partitions in response.topics:
+                for partition, code, *_ in partitions:
+                    if code == UnknownTopicOrPartitionError.errno:
+                        told(TopicPartition(topic, partition), UnknownTopicOrPartitionError(topic))
+        return response
+
+    client.send = send

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
-from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError, KafkaError, UnknownTopicOrPartitionError
-from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.errors import ConsumerStoppedError, KafkaConnectionError, KafkaError
 from faust.transport.drivers import TRANSPORTS
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from app.delivery.drain import drain
 from app.delivery.member import note_member
+from app.delivery.presence import tell_of_missing
 from app.kafka import client_kwargs, explained
 from models.events import Received
 
@@ -73,26 +73,6 @@ def fetched_of(records: list[Received], start: int, following: int) -> Fetched:
     """Makes a Fetched with its size."""
     size = sum([len(r.value) for r in records if r.value]) + 100 * len(records)
     return Fetched(records, start, following, size)
-
-
-def tell_of_missing(client: Any, told: Callable[[TP, KafkaError], None]) -> None:
-    """Has a consumer's client tell of partitions that a fetch finds gone.
-
-    aiokafka only asks again then. Where the topic is made anew meanwhile, the next fetch goes on in it as if nothing had
-    happened: all below the position would be skipped.
-    """
-    usual = client.send
-
-    async def send(node_id: int, request: Any, **more: Any) -> Any:
-        response = await usual(node_id, request, **more)
-        if isinstance(request, FetchRequest):
-            for topic, partitions in response.topics:
-                for partition, code, *_ in partitions:
-                    if code == UnknownTopicOrPartitionError.errno:
-                        told(TP(topic, partition), UnknownTopicOrPartitionError(topic))
-        return response
-
-    client.send = send
 
 
 class ConsumerThread(driver.AIOKafkaConsumerThread):

@@ -20,6 +20,7 @@ from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionE
 from aiokafka.structs import TopicPartition
 
 from app import metrics, topics
+from app.delivery.presence import tell_of_missing
 from app.errors import BrokerError, HeadraceError, SinkError, SinkUnavailable
 from app.kafka import explained
 from app.settings import Settings
@@ -101,6 +102,11 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             "sink %s: has %s", self.name, ", ".join(sorted(f"{tp.topic}/{tp.partition}" for tp in assigned)) or "none"
         )
 
+    def gone(self, tp: TopicPartition, error: KafkaError) -> None:
+        """A fetch found a partition's topic deleted: what comes next may be another, and is looked at before it is read."""
+        self._failed("kafka", error)
+        self._forget()
+
     def _forget(self) -> None:
         for topic, partition in self._at:
             metrics.SINK_LAG.remove(self.name, topic, partition)
@@ -140,6 +146,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 "them at their start"
             )
         consumer = make_consumer(self._settings, self._own)
+        tell_of_missing(consumer._client, self.gone)
         try:
             await self._or_stop(consumer.start())
             await asyncio.sleep(0)  # stopped before its tasks have begun, aiokafka 0.14 waits for them for ever

@@ -11,8 +11,9 @@ from aiokafka.protocol.metadata import MetadataRequest
 from faust.types import TP
 
 from app.delivery import transport
+from app.delivery.presence import tell_of_missing
 from app.delivery.runtime import Delivery
-from app.delivery.transport import ConsumerThread, tell_of_missing
+from app.delivery.transport import ConsumerThread
 from app.settings import load
 from models.events import Received
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from aiokafka.structs import TopicPartition
 from prometheus_client import REGISTRY
 
@@ -182,6 +187,23 @@ async def test_a_topic_that_was_made_anew_while_the_database_was_away_is_noticed
     consumer.during["commit"] = anew
     with pytest.raises(SinkError, match="partition 0: another record stands at offset 1"):
         await rig.copy(consumer, lambda: False)
+
+
+async def test_a_topic_that_was_made_anew_and_filled_between_two_fetches_is_noticed(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = FakeConsumer({P0: results("a", "b")})
+
+    def anew() -> None:
+        consumer.logs[P0] = {record.offset: record for record in results("x", "y", "z")}
+        consumer.ends[P0] = 3
+        rig.sink.gone(P0, UnknownTopicOrPartitionError("ai-results"))
+
+    consumer.during["commit"] = lambda: consumer.during.update(getmany=anew)
+    with pytest.raises(SinkError, match="partition 0: another record stands at offset 1"):
+        await rig.copy(consumer, lambda: False)
+    assert rig.rows() == [("a",), ("b",)]
+    assert "sink s: topic ai-results isn't there" in caplog.text
 
 
 async def test_the_record_that_was_written_last_is_seen_again_and_not_written_twice(rig: Rig) -> None:
