@@ -24,7 +24,7 @@ from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS, misfit
 from app.delivery.reseed import matches_input, reseed
 from app.delivery.state import UNFINISHED, State
-from app.errors import HeadraceError, StateError
+from app.errors import ChangelogLost, HeadraceError, StateError
 from app.kafka import admin, explained
 
 if TYPE_CHECKING:
@@ -274,7 +274,11 @@ async def _is_ahead(delivery: "Delivery", copy: Copy) -> bool:
         copy.next = copy.end + 1
         return True
     lane = delivery.lane_of(copy.tp)
-    if lane is None or not await matches_input(delivery, lane):
+    if lane is None:  # it is being closed: this copy may be the only one, and serves whoever looks next
+        raise ChangelogLost(
+            f"{copy.tp.topic}, partition {copy.partition}, ends before the local copy, and isn't ours now"
+        )
+    if not await matches_input(delivery, lane):
         copy.set_aside(f"has read up to {reached} of a changelog that ends at {copy.end}, and doesn't match the input")
         return False
     await reseed(delivery, lane, copy)

@@ -41,7 +41,6 @@ __all__ = [
     "Transport",
     "fetched_of",
     "register",
-    "tell_of_missing",
 ]
 
 log = logging.getLogger("headrace.delivery")

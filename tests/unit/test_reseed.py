@@ -15,7 +15,9 @@ from app.delivery.database import RESEEDING
 from app.delivery.maps import Map
 from app.delivery.offline import OfflineState
 from app.delivery.reseed import matches_input, reseed
+from app.delivery.restore import judge
 from app.delivery.state import APPLIED, decode_applied
+from app.errors import ChangelogLost
 from tests.unit.test_changelog_copy import marker, record
 
 PLAIN: Map[int] = Map("plain", b"p", int)
@@ -97,3 +99,31 @@ async def test_a_changelog_written_anew_has_another_life(copy: Copy, monkeypatch
     other = Copy(copy.state, copy.tp, end=100)
     other.unsure = []
     assert other.sure([record(3, APPLIED, marker(20, "old life"))], at_end=False) is None
+
+
+async def test_a_copy_is_kept_when_its_partition_is_taken_away_while_its_changelog_is_lost(copy: Copy) -> None:
+    delivery: Any = SimpleNamespace(lane_of=lambda changelog: None)
+    with pytest.raises(ChangelogLost):
+        await judge(delivery, copy)
+    assert copy.state.database(0).changelog_offset == 5, "the only copy was set aside"
+
+
+@pytest.mark.parametrize(("end", "noted", "anew"), [(6, False, False), (5, False, True), (90, True, True)])
+async def test_a_changelog_that_lacks_what_the_copy_holds_is_written_anew(
+    copy: Copy, end: int, noted: bool, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that has grown past the copy: the lane that noticed has noted it."""
+    done: list[Copy] = []
+
+    async def reseeded(delivery: object, lane: object, of: Copy) -> None:
+        done.append(of)
+
+    monkeypatch.setattr("app.delivery.restore.reseed", reseeded)
+    if noted:
+        copy.state.database(0).note(RESEEDING, b"1")
+    copy.end = end
+    delivery = delivery_of(10)
+    delivery.lane_of = lambda changelog: lane_of(copy)
+    await judge(delivery, copy)
+    assert done == ([copy] if anew else [])
+    assert copy.next == (end if anew else 0)
