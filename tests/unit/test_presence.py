@@ -69,7 +69,9 @@ async def test_a_topic_or_partition_that_is_missing_is_named(topic: str, said: s
     assert met.value.args == (said,)
 
 
-@pytest.mark.parametrize(("manage", "what"), [("create", "a worker that starts makes it"), ("check", "make it,")])
+@pytest.mark.parametrize(
+    ("manage", "what"), [("create", "a worker that starts makes it"), ("check", "isn't there; make it. ")]
+)
 def test_a_missing_topic_is_explained_with_what_to_do(manage: str, what: str) -> None:
     said = explained(KafkaSettings(manage_topics=manage), UnknownTopicOrPartitionError("clean-events"))
     assert said.startswith("topic clean-events isn't there")
