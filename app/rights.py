@@ -40,11 +40,15 @@ def _worker(settings: Settings) -> list[Acl]:
     create: tuple[Operation, ...] = ("Create",) if settings.kafka.manage_topics == "create" else ()
     name = settings.topic("headrace")
     found = [
-        Acl(resource="topic", name=settings.source_topic(source), operations=("Read", "Describe", *create))
+        Acl(
+            resource="topic",
+            name=settings.source_topic(source),
+            operations=("Read", "Describe", "DescribeConfigs", *create),
+        )
         for source in settings.sources
     ]
     for topic in OURS:
-        read: tuple[Operation, ...] = ("Read",) if topic.name in STAGES_READ else ()
+        read: tuple[Operation, ...] = ("Read", "DescribeConfigs") if topic.name in STAGES_READ else ()
         write: tuple[Operation, ...] = () if topic.name in STAGES_NEVER_WRITE else ("Write",)
         # A worker makes or looks for all topics, so that one deployment is whole or not there.
         found.append(

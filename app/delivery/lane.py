@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,7 +24,7 @@ from app import crash, metrics
 from app.delivery.database import RESEEDING
 from app.delivery.outbox import Outbox
 from app.delivery.positions import Log, locate
-from app.delivery.probe import crc_of, initial_offset, known, probe, record_at
+from app.delivery.probe import config_of, crc_of, initial_offset, known, probe, record_at
 from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
@@ -241,7 +242,11 @@ class Lane:
             initial = 0
             if applied is None:
                 initial = await initial_offset(consumer, tp, self.stage.start, start, end)
-        found = locate(applied, Log(start=start, end=end, committed=committed, at_marker=at_marker, initial=initial))
+        seen = Log(start=start, end=end, committed=committed, at_marker=at_marker, initial=initial)
+        if applied is not None and seen.lacks(applied.offset):
+            policy = (await config_of(self.delivery.settings.kafka, tp.topic))["cleanup.policy"]
+            seen = replace(seen, compacted="compact" in policy)
+        found = locate(applied, seen)
         if found.stop:
             self.stop(found.stop)
             return

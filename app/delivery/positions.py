@@ -22,6 +22,12 @@ class Log:
     """Timestamp (ms) and crc of the record at the marker's offset; None when it isn't there any more."""
     initial: int
     """Where the source's `start` setting points."""
+    compacted: bool = False
+    """Records may be missing between `start` and `end`. Only asked where one is."""
+
+    def lacks(self, offset: int) -> bool:
+        """Whether no record is where one was: a transaction's marker may stand there in a topic that was made anew."""
+        return self.at_marker is None and self.start <= offset < self.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,12 @@ def locate(applied: Applied | None, log: Log) -> Position:
             next=after,
             stop=f"another record stands at offset {applied.offset} than the one State has seen: the topic was recreated. "
             "To read it from its beginning, use another kafka.topic_prefix, or give the new topic another name",
+        )
+    if log.lacks(applied.offset) and not log.compacted:
+        return Position(
+            next=after,
+            stop=f"no record stands at offset {applied.offset}, where State has seen one, and the topic isn't compacted: it was "
+            "recreated. To read it from its beginning, use another kafka.topic_prefix, or give the new topic another name",
         )
     if log.start > after:
         return Position(

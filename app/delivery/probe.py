@@ -7,14 +7,26 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 import aiokafka
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import for_code
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from app.delivery.presence import find
-from app.kafka import client_kwargs
+from app.kafka import admin, client_kwargs
 from app.settings import KafkaSettings
 from models.events import Record
 
-__all__ = ["READ_TIMEOUT_S", "bounds", "crc_of", "initial_offset", "known", "probe", "read_tail", "record_at"]
+__all__ = [
+    "READ_TIMEOUT_S",
+    "bounds",
+    "config_of",
+    "crc_of",
+    "initial_offset",
+    "known",
+    "probe",
+    "read_tail",
+    "record_at",
+]
 
 READ_TIMEOUT_S = 10.0
 """A record that must be there comes in milliseconds; a broker that takes longer is treated as not reachable."""
@@ -60,6 +72,20 @@ async def known(consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition) -> None
         UnknownTopicOrPartitionError: the topic, which is named, isn't there. Retryable.
     """
     await find(consumer._client, tp.topic, tp.partition)
+
+
+async def config_of(kafka: KafkaSettings, topic: str) -> dict[str, str]:
+    """A topic's configuration.
+
+    Raises:
+        KafkaError: refused (it takes the right DescribeConfigs), or no broker answers.
+    """
+    async with admin(kafka) as client:
+        answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    code, _, _, _, entries = answers[0].resources[0]
+    if code:
+        raise for_code(code)(topic)
+    return {entry[0]: entry[1] for entry in entries}
 
 
 async def bounds(

@@ -11,7 +11,6 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 from faust.tables.manager import TableManager as FaustTableManager
@@ -22,10 +21,11 @@ from app import metrics
 from app.delivery.changelog import ChangelogReader, Copy, changelog_reader, in_thread, is_foreign
 from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS, misfit
+from app.delivery.probe import config_of
 from app.delivery.reseed import matches_input, reseed
 from app.delivery.state import UNFINISHED, State
 from app.errors import ChangelogLost, HeadraceError, StateError
-from app.kafka import admin, explained
+from app.kafka import explained
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -297,11 +297,8 @@ async def _is_old(delivery: "Delivery", copy: Copy) -> bool:
 
 
 async def _delete_retention_ms(delivery: "Delivery", topic: str) -> int:
-    with contextlib.suppress(KafkaError, ValueError, StopIteration):
-        async with admin(delivery.settings.kafka) as client:
-            answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-        entries = answers[0].resources[0][4]
-        return int(next(entry[1] for entry in entries if entry[0] == "delete.retention.ms"))
+    with contextlib.suppress(KafkaError, ValueError, KeyError):
+        return int((await config_of(delivery.settings.kafka, topic))["delete.retention.ms"])
     return DELETE_RETENTION_MS
 
 

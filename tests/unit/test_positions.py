@@ -29,7 +29,7 @@ def test_the_marker_decides_and_a_reset_offset_is_only_reported() -> None:
 
 
 def test_a_committed_offset_that_agrees_is_no_notice() -> None:
-    assert locate(marker(), a_log(committed=50)).notice == ""
+    assert locate(marker(), a_log(committed=50, at_marker=(1000, 7))).notice == ""
 
 
 def test_committed_work_without_state_stops_the_partition() -> None:
@@ -42,6 +42,18 @@ def test_a_log_that_ends_below_the_marker_stops_the_partition() -> None:
 
 def test_another_record_at_the_marker_stops_the_partition() -> None:
     assert "recreated" in locate(marker(), a_log(at_marker=(1000, 8))).stop
+
+
+def test_no_record_at_the_marker_stops_the_partition_unless_the_topic_is_compacted() -> None:
+    """A transaction's marker may stand there, in a topic that was made anew."""
+    assert "recreated" in locate(marker(), a_log()).stop
+    assert "recreated" in locate(marker(99), a_log()).stop
+    assert locate(marker(), a_log(compacted=True)).next == 50
+
+
+def test_a_marker_before_the_first_record_has_none_to_compare() -> None:
+    """As the State of a partition that was added begins."""
+    assert (locate(marker(-1), a_log()).next, locate(marker(-1), a_log()).stop) == (0, "")
 
 
 def test_records_that_retention_took_are_counted() -> None:

@@ -95,7 +95,7 @@ def granted(kind: Kind, settings: Settings | None = None) -> dict[str, set[str]]
 
 def test_worker_reads_sources_and_can_t_make_keys_or_write_its_own_input() -> None:
     rights = granted("worker")
-    assert rights["raw-events"] == {"Read", "Describe", "Create"}
+    assert rights["raw-events"] == {"Read", "Describe", "DescribeConfigs", "Create"}
     assert rights["api-keys"] == {"Describe", "Create"}
     assert rights["clean-events"] == {"Write", "Describe", "Create"}
     assert {"Read", "Write"} <= rights["model-requests"]
