@@ -79,6 +79,6 @@ def _reader(settings: Settings) -> list[Acl]:
     names = [settings.source_topic(source) for source in settings.sources]
     names += [settings.topic(topic.name) for topic in OURS if topic.shown_to == "viewer"]
     return [
-        *[Acl(resource="topic", name=name, operations=("Read", "Describe")) for name in names],
+        *[Acl(resource="topic", name=name, operations=("Read", "Describe", "DescribeConfigs")) for name in names],
         Acl(resource="group", name=settings.topic("reader"), operations=("Read", "Describe"), prefixed=True),
     ]

@@ -16,11 +16,18 @@ from typing import Any, TypeVar
 
 import aiokafka
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.errors import IllegalStateError, KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+    TopicAuthorizationFailedError,
+)
 from aiokafka.structs import TopicPartition
 
 from app import metrics, topics
 from app.delivery.presence import tell_of_missing
+from app.delivery.probe import config_of
 from app.errors import BrokerError, HeadraceError, SinkError, SinkUnavailable
 from app.kafka import explained
 from app.settings import Settings
@@ -251,7 +258,9 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                     else:
                         batch.add(record)
             for place in batch.at:
-                batch.reach(place, await consumer.position(TopicPartition(*place)))
+                position = await consumer.position(TopicPartition(*place))
+                await self._miss(place, position)
+                batch.reach(place, position)
             if not batch.moves or time.monotonic() - begun >= self._own.flush_s:
                 break
         return batch
@@ -274,11 +283,29 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         Raises:
             SinkError: it is another.
         """
-        if self._marks.get((record.topic, record.partition)) != mark_of(record):
+        if self._marks.pop((record.topic, record.partition), None) != mark_of(record):
             raise SinkError(
                 f"sink {self.name}: {record.topic} partition {record.partition}: another record stands at offset "
                 f"{record.offset} than the one that was written: {ANEW}"
             )
+
+    async def _miss(self, place: Place, position: int) -> None:
+        """Finds out that no record stands where the last one was written: a transaction's marker may, in another topic.
+
+        Raises:
+            SinkError: the topic isn't compacted, so it is another. Where that may not be asked, nothing is known.
+        """
+        mark = self._marks.get(place)
+        if mark is None or position <= mark.offset:
+            return
+        del self._marks[place]
+        topic, partition = place
+        with contextlib.suppress(TopicAuthorizationFailedError):
+            if "compact" not in (await self._or_stop(config_of(self._settings.kafka, topic)))["cleanup.policy"]:
+                raise SinkError(
+                    f"sink {self.name}: {topic} partition {partition}: no record stands at offset {mark.offset} any more: "
+                    f"{ANEW}"
+                )
 
     async def _write(self, consumer: aiokafka.AIOKafkaConsumer, batch: Batch) -> None:
         begun, generation, outages = time.monotonic(), self._generation, self._outages

@@ -206,7 +206,41 @@ async def test_a_topic_that_was_made_anew_and_filled_between_two_fetches_is_noti
     assert "sink s: topic ai-results isn't there" in caplog.text
 
 
-async def test_the_record_that_was_written_last_is_seen_again_and_not_written_twice(rig: Rig) -> None:
+@pytest.mark.parametrize(
+    ("policy", "ends"),
+    [("delete", True), ("compact,delete", False), (None, False)],
+    ids=["plain", "compacted", "secret"],
+)
+async def test_a_place_without_a_record_ends_the_sink_where_nothing_is_compacted(
+    rig: Rig, policy: str | None, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a topic that was made anew a transaction's marker stands there."""
+    old = FakeConsumer({P0: results("a", "b")})
+    await rig.copy(old, lambda: old.committed == {P0: 2})
+
+    async def config(kafka: object, topic: str) -> dict[str, str]:
+        if policy is None:
+            raise TopicAuthorizationFailedError(topic)
+        return {"cleanup.policy": policy}
+
+    monkeypatch.setattr("app.sinks.sink.config_of", config)
+    consumer = FakeConsumer({P0: [*results("x"), *results("z", first=2)]})
+    if ends:
+        with pytest.raises(SinkError, match="no record stands at offset 1 any more"):
+            await rig.copy(consumer, lambda: False)
+        assert rig.rows() == [("a",), ("b",)]
+    else:
+        await rig.copy(consumer, lambda: consumer.committed == {P0: 3})
+        assert rig.rows() == [("a",), ("b",), ("z",)]
+
+
+async def test_the_record_that_was_written_last_is_seen_again_and_not_written_twice(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def config(kafka: object, topic: str) -> dict[str, str]:
+        return {"cleanup.policy": "compact,delete"}
+
+    monkeypatch.setattr("app.sinks.sink.config_of", config)
     first = FakeConsumer({P0: results("a", "b")})
     await rig.copy(first, lambda: first.committed == {P0: 2})
     second = FakeConsumer({P0: results("a", "b", "c")})
