@@ -22,7 +22,7 @@ from app.web.history import History
 from app.web.scan import Asked, Budget, Progress, scan
 from models.events import Headers
 
-__all__ = ["Found", "Group", "Letters", "Opened", "Row", "Wanted"]
+__all__ = ["Found", "Group", "Letters", "Moving", "Opened", "Row", "Wanted"]
 
 ROWS_KEPT = 200
 """Newest dead letters of a group that are shown one by one."""
@@ -144,6 +144,15 @@ class Opened:
             return None
 
 
+@dataclass(slots=True)
+class Moving:
+    """A run that moves dead letters: how far it is, for whoever looks, and what stops it."""
+
+    stop: asyncio.Event
+    done: int = 0
+    total: int = 0
+
+
 class Letters:
     """The dead letters of a deployment.
 
@@ -158,6 +167,8 @@ class Letters:
         self._decisions = settings.topic("review-decisions")
         self._markers = Markers(settings)
         self._writing = asyncio.Lock()
+        self.moving: Moving | None = None
+        """The run of this process that goes on, whichever page began it."""
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +265,9 @@ class Letters:
         Raises:
             BrokerError: Kafka fails, or another program began a redrive; what was moved is marked. Retryable.
         """
-        run = self._run(selection, progress, stop, withheld=self.withheld(may_review=may_review), edited=edited)
+        run = self._run(
+            selection, self._shown(progress), stop, withheld=self.withheld(may_review=may_review), edited=edited
+        )
         return await self._in_turn(run.run, stop)
 
     async def discard(
@@ -265,7 +278,7 @@ class Letters:
         Raises:
             BrokerError: as `redrive`.
         """
-        return await self._in_turn(self._run(selection, progress, stop).discard, stop)
+        return await self._in_turn(self._run(selection, self._shown(progress), stop).discard, stop)
 
     def _run(
         self, selection: Selection, progress: OnProgress | None, stop: asyncio.Event | None, **rules: Any
@@ -273,8 +286,26 @@ class Letters:
         return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, stop=stop, **rules)
 
     async def _in_turn(self, work: Callable[[], Awaitable[Tally]], stop: asyncio.Event | None) -> Tally:
-        async with self._turn(stop or asyncio.Event()) as ours:
-            return await work() if ours else Tally(stopped=True)
+        stop = stop or asyncio.Event()
+        async with self._turn(stop) as ours:
+            if not ours:
+                return Tally(stopped=True)
+            self.moving = Moving(stop)
+            try:
+                return await work()
+            finally:
+                self.moving = None
+
+    def _shown(self, progress: OnProgress | None) -> OnProgress:
+        """Tells other pages too."""
+
+        def tell(done: int, total: int) -> None:
+            if self.moving is not None:
+                self.moving.done, self.moving.total = done, total
+            if progress is not None:
+                progress(done, total)
+
+        return tell
 
     @contextlib.asynccontextmanager
     async def _turn(self, stop: asyncio.Event) -> AsyncIterator[bool]:

@@ -213,13 +213,39 @@ async def test_an_action_that_is_stopped_says_how_many_were_moved_and_leaves_it_
     with view.actions.client:
         await view.look()  # another search hides the group, not what is going on
         assert (view.actions.visible, view.working.visible, view.halt.enabled) == (False, True, True)
-        view._halt()
+        await view._halt()
     assert not view.halt.enabled
     await acting
     assert told[-1].startswith(said)
     assert (view.working.visible, view._changing) == (False, None)
     action, _, detail = served.audited[-1]
     assert (action, detail["stopped"], detail["moved"][0]["count"]) == (f"{what[1:]}-done", True, 2)
+
+
+async def test_what_another_page_moves_is_shown_and_can_be_stopped_by_operators(served: Served) -> None:
+    view, letters = await served.page("operator", group())
+    begun, tell = asyncio.Event(), letters._shown(None)
+    stop = asyncio.Event()
+
+    async def work() -> Tally:
+        tell(30, 120)
+        begun.set()
+        await stop.wait()
+        return Tally(stopped=True)
+
+    moving = asyncio.ensure_future(letters._in_turn(work, stop))
+    await begun.wait()
+    with view.actions.client:
+        view._show_others()
+        assert (view.working.visible, view.bar.value, view.halt.enabled) == (True, 0.25, True)
+        await view._halt()
+    assert (await moving).stopped
+    assert [(action, target) for action, target, _ in served.audited] == [("stop", "dead-letter")]
+    with view.actions.client:
+        view._show_others()
+    assert not view.working.visible
+    viewer, _ = await served.page("viewer", group())
+    assert not [each for each in viewer.working.client.elements.values() if isinstance(each, ui.timer)]
 
 
 async def test_counting_that_is_stopped_asks_and_moves_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +260,7 @@ async def test_counting_that_is_stopped_asks_and_moves_nothing(served: Served, m
     acting = asyncio.ensure_future(act(view, "_redrive"))
     await until(lambda: letters.asked)
     with view.actions.client:
-        view._halt()
+        await view._halt()
     await acting
     assert (served.questions, served.audited, view._changing) == ([], [], None)
 

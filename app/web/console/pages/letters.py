@@ -10,6 +10,7 @@ from nicegui import background_tasks, context, ui
 from nicegui.events import GenericEventArguments
 
 from agents.redrive import Tally
+from app.web.console.audit import note_anyway
 from app.web.console.context import Visit
 from app.web.console.pages.letter import LetterPanel, audited, left_over
 from app.web.console.parts import confirmed, failing
@@ -20,6 +21,8 @@ from app.web.scan import Budget
 __all__ = ["build"]
 
 SINCE_S = {"hour": 3600, "day": 86_400, "week": 7 * 86_400, "all": 0}
+OTHERS_EVERY_S = 1.0
+"""What other pages move is looked at so often; it is in memory."""
 DRAW_EVERY_S = 0.5
 """A scan is drawn so often: each time costs a page some kilobytes."""
 
@@ -96,6 +99,8 @@ class View:
             self.halt = ui.button(t("stop"), icon="stop", on_click=allowed("operator")(self._halt))
             self.halt.props("flat data-mark=stop-action")
         self.working.set_visibility(False)
+        if may:
+            ui.timer(OTHERS_EVERY_S, self._show_others, immediate=False)
 
     def _group_columns(self) -> list[dict[str, Any]]:
         names = ("reason", "field", "of_stage", "count", "first", "last", "goes_to")
@@ -263,11 +268,26 @@ class View:
             ui.notify(said + left_over(self.visit, done), type="warning" if done.stopped else "positive")
             await self.look()
 
-    def _halt(self) -> None:
-        """Ends the action that goes on, after its transaction under way."""
+    async def _halt(self) -> None:
+        """Ends the action that goes on, after its transaction under way; also one that another page began."""
+        moving = self.visit.console.letters.moving
+        stop = self._changing if self._changing is not None or moving is None else moving.stop
+        if stop is None:
+            return
+        stop.set()
+        self.halt.disable()
+        if stop is not self._changing:  # else its own record says that it was stopped
+            await note_anyway(self.visit.console, self.visit.session.user, self.visit.address, "stop", "dead-letter")
+
+    def _show_others(self) -> None:
+        """What another page moves, or this one before it was loaded anew, is shown here too."""
         if self._changing is not None:
-            self._changing.set()
-            self.halt.disable()
+            return
+        moving = self.visit.console.letters.moving
+        self.working.set_visibility(moving is not None)
+        if moving is not None:
+            self.bar.value = moving.done / moving.total if moving.total else 0.0
+            self.halt.set_enabled(not moving.stop.is_set())
 
     def _progress(self, done: int, total: int) -> None:
         now = time.monotonic()
