@@ -15,7 +15,7 @@ from app.delivery.changelog import Copy
 from app.delivery.database import COPY_OF, Database
 from app.delivery.kinds import KINDS, describe, misfit, noted
 from app.delivery.maps import Map
-from app.delivery.restore import Restore
+from app.delivery.restore import check_kinds
 from app.delivery.state import APPLIED, decode_applied
 from app.errors import StateError
 from tests.formats.read import HERE, changelog, kept_kinds, lines_of, maps_of, raw_of, rows_of, state_of
@@ -103,7 +103,7 @@ def test_state_of_a_newer_version_is_refused_with_what_to_do(tmp_path: Path) -> 
         with pytest.raises(
             StateError, match=r"can't be read: map .*now at\. Run the version that wrote it; or .*export"
         ):
-            Restore._check_kinds(copy)
+            check_kinds(copy)
     finally:
         state.store.close()
 
