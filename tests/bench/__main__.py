@@ -62,6 +62,14 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--seconds", type=at_least(10), default=30, help="length of the latency run")
     mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
     common(mode, rounds=3)
+    mode = modes.add_parser("latency", help="the whole path at steady loads: from append to visible result")
+    mode.set_defaults(run=run_latency)
+    mode.add_argument("--rates", type=sizes, default=[1000, 5000, 10_000], help="events/s, comma-separated")
+    mode.add_argument("--workers", type=at_least(1), default=2)
+    mode.add_argument("--partitions", type=at_least(1), default=PARTITIONS)
+    mode.add_argument("--seconds", type=at_least(10), default=30, help="of each load; the first 5 don't count")
+    mode.add_argument("--no-windows", action="store_true", help="leave the windows out")
+    files(mode)
     add_all(modes)
     mode = modes.add_parser("deep", help="the deep tier with batches beside one event a call, at a stub model server")
     mode.set_defaults(run=run_deep)
@@ -194,6 +202,16 @@ def show_latency(rows: list[dict[str, Any]]) -> None:
             f"is visible (read committed) p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms; until the result's append p50 "
             f"{row['append_p50_ms']} ms, p99 {row['append_p99_ms']} ms"
         )
+
+
+def run_latency(given: argparse.Namespace) -> list[dict[str, Any]]:
+    setup = path.Setup(
+        workers=given.workers, partitions=given.partitions, windows=not given.no_windows, seconds=given.seconds
+    )
+    rows = path.latencies(given.rates, setup, say)
+    write(given, rows, more=path.LATENCY)
+    show_latency(rows)
+    return rows
 
 
 def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.bench.data import NOISE, PARTITIONS
 from tests.bench.ingest import Input, Say
 from tests.bench.launched import Launched, launched
 
-__all__ = ["MORE", "Setup", "fleet", "path_job", "run", "wait_ready"]
+__all__ = ["LATENCY", "MORE", "Setup", "fleet", "latencies", "path_job", "run", "wait_ready"]
 
 WINDOWS = """
 [[aggregates]]
@@ -84,6 +84,10 @@ NOTHING = f"{READY} none"
 START_S = 60.0
 MORE = ("workers", "rate", "p50_ms", "p99_ms", "append_p50_ms", "append_p99_ms")
 """Figures of a row beside those that every contestant has."""
+LATENCY = ("workers", *MORE[2:])
+"""The same of a row that shows latency alone; its `events_per_s` is the load."""
+WARM_RATE, WARM_S = 5000, 15
+"""Broker and caches are warm behind such a run."""
 ALL_OUTPUTS = (*outputs.OUTPUTS, outputs.RESULTS)
 
 
@@ -144,6 +148,28 @@ def _add_latency(row: dict[str, Any], folder: Path, bootstrap: str, setup: Setup
     row |= {key: value for key, value in found.items() if key not in ("right", "wrong")}
     row["right"] = row["right"] and found["right"]
     row["rounds"].append(found)
+
+
+def latencies(rates: list[int], setup: Setup, say: Say) -> list[dict[str, Any]]:
+    """Latency alone at several loads, behind a run that warms the broker."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        kafka = EmbeddedKafka(folder / "kafka", properties=ingest.BROKER)
+        kafka.start()
+        try:
+            _latency(folder / "warm", kafka.bootstrap, WARM_RATE, replace(setup, seconds=WARM_S))
+            for rate in rates:
+                found, log = _latency(folder / f"rate-{rate}", kafka.bootstrap, rate, setup)
+                say(str(found))
+                if not found["right"]:
+                    say(log)
+                row = {"name": "ours", "events": rate * setup.seconds, "events_per_s": rate, "workers": setup.workers}
+                cpu_us, peak_mb = found["cpu_us_per_event_at_rate"], found["peak_rss_mb_at_rate"]
+                rows.append({**found, **row, "cpu_us_per_event": cpu_us, "peak_rss_mb": peak_mb})
+        finally:
+            kafka.stop()
+    return rows
 
 
 @contextlib.contextmanager
@@ -250,5 +276,8 @@ def _latency(folder: Path, bootstrap: str, rate: int, setup: Setup) -> tuple[dic
     cpu = meter.cpu_between(begun, ended) / expected.events * 1e6
     wrong = [stuck] if stuck else []
     wrong += outcome.wrong
-    figures = {"rate": rate, **found, "cpu_us_per_event_at_rate": round(cpu, 1), "right": not wrong, "wrong": wrong}
+    figures = {
+        "rate": rate, **found, "cpu_us_per_event_at_rate": round(cpu, 1),
+        "peak_rss_mb_at_rate": round(meter.largest_rss_mb), "right": not wrong, "wrong": wrong,
+    }  # fmt: skip
     return figures, "\n".join(each.complaints() for each in running)
