@@ -6,8 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
+from aiokafka.errors import (
+    ConcurrentTransactions,
+    IllegalOperation,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from aiokafka.producer.message_accumulator import MessageAccumulator
+from aiokafka.producer.sender import AddPartitionsToTxnHandler
 from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.structs import TopicPartition
 
@@ -15,7 +22,7 @@ from agents import redrive
 from app.delivery import presence, transaction
 from app.delivery.outbox import Outbox
 from app.delivery.reseed import write_rows
-from app.delivery.transaction import Transaction, _keep_back, acknowledged, in_transaction
+from app.delivery.transaction import BEGIN_BACKOFF_S, Transaction, _keep_back, acknowledged, in_transaction
 from app.errors import ChangelogLost
 from tests.helpers.cluster import Client
 
@@ -256,3 +263,13 @@ async def test_a_changelog_made_anew_is_noticed_before_the_commit(reached: int |
         with pytest.raises(ChangelogLost, match="gave offset 7 for what comes after"):
             await writing
     assert producer.committed is right
+
+
+async def test_a_transaction_right_behind_another_asks_again_soon() -> None:
+    """aiokafka's own pause there is a constant of its module."""
+    manager = TransactionManager("id", 1000)
+    asked = AddPartitionsToTxnHandler(
+        SimpleNamespace(_txn_manager=manager, _retry_backoff=1.0), [TopicPartition("clean", 0)]
+    )
+    answer = SimpleNamespace(errors=[("clean", [(0, ConcurrentTransactions.errno)])])
+    assert asked.handle_response(answer) == BEGIN_BACKOFF_S
