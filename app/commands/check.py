@@ -227,10 +227,10 @@ def _missing(name: str, topic: topics.Topic | None, others: bool, found: Finding
     config = "".join(f", {key}={value}" for key, value in (topic.config if topic else {}).items())
     how = f"{(topic and topic.partitions) or settings.kafka.partitions} partitions{config}"
     if settings.kafka.manage_topics == "check":
-        found.fail(f"{name} ({who}): missing, and kafka.manage_topics is `check`: make it with {how}")
+        found.fail(f"{name}: missing, and kafka.manage_topics is `check`: make it with {how} ({who})")
     elif others:
         found.warn(
-            f"{name} ({who}): isn't there, and other topics are. Was it deleted? A worker that starts makes it, with {how}; "
+            f"{name}: isn't there ({who}), and other topics are. Was it deleted? A worker that starts makes it, with {how}; "
             "until then what needs it waits"
         )
     else:
