@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.bench import deep, ids, ingest, path, restore, steady
+from tests.bench import deep, ids, ingest, large, packed, path, restore, steady
 from tests.bench.contestants import CONTESTANTS
 from tests.bench.data import PARTITIONS
 
@@ -86,6 +86,15 @@ def arguments() -> argparse.ArgumentParser:
     mode.set_defaults(run=run_ids)
     mode.add_argument("--ids", type=sizes, default=[100_000, 10_000_000], help="table sizes, comma-separated")
     mode.add_argument("--probe", type=at_least(2000), default=ids.PROBE, help="events that are measured at each size")
+    mode.add_argument(
+        "--packed",
+        action="store_true",
+        help="write the table to the changelog, as a worker would, instead of feeding it",
+    )
+    mode.add_argument("--rounds", type=at_least(1), default=3, help="probes at each size, sizes in turn (--packed)")
+    mode.add_argument("--partitions", type=at_least(1), default=PARTITIONS, help="with --packed")
+    mode.add_argument("--whole", action="store_true", help="a worker with all stages, windows on (--packed)")
+    mode.add_argument("--batch", type=at_least(1), default=packed.BATCH, help="ids in a packed record (--packed)")
     files(mode)
     mode = modes.add_parser("restore", help="restart with and without state on disk, takeover by a standby (long)")
     mode.set_defaults(run=run_restore)
@@ -215,17 +224,34 @@ def run_latency(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:
+    if given.packed:
+        return run_large(given)
     rows = ids.run(given.ids, say, given.probe)
     write(given, rows, more=ids.MORE)
+    show_ids(rows, ids.MORE)
+    return rows
+
+
+def run_large(given: argparse.Namespace) -> list[dict[str, Any]]:
+    setup = large.Setup(
+        probe=given.probe, rounds=given.rounds, partitions=given.partitions, whole=given.whole, batch=given.batch
+    )
+    rows = large.run(given.ids, setup, say)
+    write(given, rows, more=large.MORE)
+    show_ids(rows, large.MORE)
+    return rows
+
+
+def show_ids(rows: list[dict[str, Any]], more: tuple[str, ...]) -> None:
     say(f"\n{'ids':>12}{'events/s':>10}{'CPU us/event':>14}{'to first':>10}{'peak MB':>9}{'disk MB':>9}{'right':>7}")
     for row in rows:
         say(
             f"{row['ids']:>12}{row['events_per_s']:>10.0f}{row['cpu_us_per_event']:>14.1f}{row['cpu_ratio']:>10}"
             f"{row['peak_rss_mb']:>9.0f}{row['disk_mb']:>9.0f}{'yes' if row['right'] else 'NO':>7}"
         )
+        say(f"{'':>12}{', '.join(f'{what} {row[what]}' for what in more)}")
         if row["wrong"]:
             say(f"wrong: {'; '.join(row['wrong'])}")
-    return rows
 
 
 def run_deep(given: argparse.Namespace) -> list[dict[str, Any]]:

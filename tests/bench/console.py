@@ -1,10 +1,14 @@
 """What the web process costs while nobody looks at the console, and while browsers do.
 
 python -m tests.bench.console [--seconds 60] [--looking 5] [--workers 1] [--rate 200]
+python -m tests.bench.console --keys 10000000 [--events 1500000] [--seconds 60]
 
 So many events a second go through meanwhile, decided by rules.
 A browser that looks is a Socket.IO client of ours that takes what Overview sends, as Chromium does, without drawing it.
 The embedded Kafka, workers and the process share the machine. The exit status is 1 above the goal while nobody looks.
+
+With --keys a worker with so many ids is asked instead, at rest and while it works at its highest rate: how long look-ups and
+pages take. The exit status is 1 when a page's p99 is above the goal then.
 """
 
 import argparse
@@ -25,6 +29,9 @@ import psutil
 import socketio
 
 from app.broker.kafka import EmbeddedKafka
+from tests.bench import ingest, looks
+from tests.bench.ids import SMALL_SEGMENTS
+from tests.bench.large import CLEANER_LATER
 from tests.helpers.gateway import WebProcess, an_event
 from tests.helpers.processes import Worker, wait_until
 
@@ -40,7 +47,11 @@ def main() -> None:
     parser.add_argument("--looking", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rate", type=int, default=200)
+    parser.add_argument("--keys", type=int, default=0, help="ids in the worker's table")
+    parser.add_argument("--events", type=int, default=1_500_000, help="with --keys: enough for two times --seconds")
     given = parser.parse_args()
+    if given.keys:
+        sys.exit(with_keys(given) > looks.GOAL_MS)
     with tempfile.TemporaryDirectory() as name:
         broker = EmbeddedKafka(Path(name) / "kafka")
         broker.start()
@@ -49,6 +60,17 @@ def main() -> None:
         finally:
             broker.stop()
     sys.exit(idle > GOAL)
+
+
+def with_keys(given: argparse.Namespace) -> float:
+    """The largest p99 of a page, in ms."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        broker = EmbeddedKafka(Path(name) / "kafka", properties={**ingest.BROKER, **SMALL_SEGMENTS, **CLEANER_LATER})
+        broker.start()
+        try:
+            return looks.run(Path(name), broker.bootstrap, given.keys, given.events, given.seconds)
+        finally:
+            broker.stop()
 
 
 def measure(folder: Path, bootstrap: str, given: argparse.Namespace) -> float:
@@ -112,7 +134,7 @@ async def used(process: psutil.Process, seconds: float, looking: int, link: str)
     if looking:
         async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as http:
             await http.get(link)
-            clients = [await look(http, link.partition("/?")[0]) for _ in range(looking)]
+            clients = [await looks.open_page(http, link.partition("/?")[0]) for _ in range(looking)]
     await asyncio.sleep(3)
     before = sum(process.cpu_times()[:2])
     await asyncio.sleep(seconds)
@@ -120,23 +142,6 @@ async def used(process: psutil.Process, seconds: float, looking: int, link: str)
     for client in clients:
         await client.disconnect()
     return float(after - before) / seconds
-
-
-async def look(http: httpx.AsyncClient, url: str) -> socketio.AsyncClient:
-    """Opens the overview and its socket, as the page's script does."""
-    page = (await http.get(f"{url}/")).text
-    client_id = re.search(r"client_id[\"']: [\"']([0-9a-f-]{36})", page)
-    assert client_id is not None, page[-3000:]
-    client = socketio.AsyncClient()
-    cookie = "; ".join(f"{name}={value}" for name, value in http.cookies.items())
-    await client.connect(
-        f"{url}?client_id={client_id[1]}", socketio_path="/_nicegui_ws/socket.io", headers={"Cookie": cookie},
-        transports=["websocket"],
-    )  # fmt: skip
-    tab = str(uuid.uuid4())
-    shake = {"client_id": client_id[1], "tab_id": tab, "document_id": str(uuid.uuid4()), "next_message_id": 0}
-    assert await client.call("handshake", shake)
-    return client
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import random
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +44,12 @@ class Expected:
     """CRC-32 of each broken record."""
 
 
-def records(count: int, expected: Expected, seed: int = 1, per_s: int = EVENTS_PER_S) -> Iterator[tuple[int, bytes]]:
+def records(
+    count: int, expected: Expected, seed: int = 1, per_s: int = EVENTS_PER_S, begun_ms: int = BEGUN_MS
+) -> Iterator[tuple[int, bytes]]:
     """User number and value of each event; notes in `expected` what must become of it.
 
-    Event times go on by a second every `per_s` events.
+    Event times begin at `begun_ms` and go on by a second every `per_s` events.
     """
     rnd = random.Random(seed)
     text = json.dumps(TEXT, ensure_ascii=False)
@@ -58,7 +60,7 @@ def records(count: int, expected: Expected, seed: int = 1, per_s: int = EVENTS_P
             if not value.endswith(b"}}"):
                 expected.broken[zlib.crc32(value)] += 1
         else:
-            user, value = _event(rnd, BEGUN_MS + number * 1000 // per_s, text, expected)
+            user, value = _event(rnd, begun_ms + number * 1000 // per_s, text, expected)
             if len(recent) < REACH:
                 recent.append((user, value))
             else:
@@ -81,16 +83,17 @@ async def preload(
     seed: int = 1,
     partitions: int = PARTITIONS,
     bar: Callable[[int], object] = int,
+    known: Sequence[tuple[int, bytes]] = (),
+    begun_ms: int = BEGUN_MS,
 ) -> Expected:
-    """Appends `count` records to a topic that exists and is empty."""
+    """Appends `count` records to a topic that exists; evenly among them what is `known` already, by partition."""
     expected = Expected()
-    users = placed(partitions)
+    made = records(count - len(known), expected, seed, begun_ms=begun_ms)
     async with appender(bootstrap) as producer:
         builders = [producer.create_batch() for _ in range(partitions)]
-        for number, (user, value) in enumerate(records(count, expected, seed)):
+        for number, (key, place, value) in enumerate(_mixed(made, known, count, placed(partitions))):
             if number % SHOW_EVERY == 0:
                 bar(min(SHOW_EVERY, count - number))
-            key, place = users[user]
             if builders[place].append(key=key, value=value, timestamp=None) is None:
                 builders[place].close()
                 await producer.send_batch(builders[place], topic, partition=place)
@@ -101,7 +104,24 @@ async def preload(
                 builder.close()
                 await producer.send_batch(builder, topic, partition=place)
         await producer.flush()
+    expected.events += len(known)
     return expected
+
+
+def _mixed(
+    made: Iterator[tuple[int, bytes]], known: Sequence[tuple[int, bytes]], count: int, users: list[tuple[bytes, int]]
+) -> Iterator[tuple[bytes, int, bytes]]:
+    """Key, partition and value of each record."""
+    keys = {place: key for key, place in users}
+    taken = 0
+    for number in range(count):
+        if taken * count < number * len(known):
+            place, value = known[taken]
+            taken += 1
+            yield keys[place], place, value
+        else:
+            user, value = next(made)
+            yield *users[user], value
 
 
 @contextlib.asynccontextmanager

@@ -238,17 +238,17 @@ class Settled:
         return all(each.alive() for each in running)
 
 
-def wait_ready(running: list[Launched], times: int = 1) -> float:
+def wait_ready(running: list[Launched], times: int = 1, seconds: float = START_S) -> float:
     """Waits until each worker said `times` times that it is ready; gives the moment.
 
     Raises:
-        RuntimeError: one ended, or isn't ready in a minute.
+        RuntimeError: one ended, or isn't ready in time.
     """
 
     def ready() -> bool:
         return all(each.said().count(READY) >= times for each in running)
 
-    poll(lambda: ready() or not all(each.alive() for each in running), START_S, 0.02)
+    poll(lambda: ready() or not all(each.alive() for each in running), seconds, 0.02)
     if not ready():
         raise RuntimeError("\n".join(each.complaints() for each in running))
     return time.time()

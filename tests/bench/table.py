@@ -86,9 +86,9 @@ async def fill(
     return ""
 
 
-async def forget(bootstrap: str, topics: list[str], group: str = "") -> None:
+async def forget(bootstrap: str, topics: list[str], group: str = "", partitions: int = outputs.PARTITIONS) -> None:
     """Deletes all records, or those that a group has committed, so that they take no disk."""
-    tps = [TopicPartition(topic, p) for topic in topics for p in range(outputs.PARTITIONS)]
+    tps = [TopicPartition(topic, p) for topic in topics for p in range(partitions)]
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
@@ -120,9 +120,11 @@ def disk_mb(folder: Path) -> float:
     return round(total / (1 << 20), 1)
 
 
-async def append(bootstrap: str, topic: str, events: list[tuple[int, bytes]]) -> None:
-    """Appends a few events."""
-    users = placed(outputs.PARTITIONS)
+async def append(
+    bootstrap: str, topic: str, events: list[tuple[int, bytes]], partitions: int = outputs.PARTITIONS
+) -> None:
+    """Appends a few events, by user number."""
+    users = placed(partitions)
     async with appender(bootstrap) as producer:
         sent = [await producer.send(topic, value, users[user][0], partition=users[user][1]) for user, value in events]
         await asyncio.gather(*sent)
