@@ -29,6 +29,8 @@ OLD = 72
 """One id in so many is older than the horizon when the worker starts: twenty minutes' worth of a day."""
 SURE_MS = 3_600_000
 """Ids are asked for again only when they have so long to live."""
+LOOKED_INTO = 400
+"""Batches that known ids are drawn from: each has to be made again."""
 WRITERS = 4
 """Partitions that are written at a time."""
 
@@ -71,7 +73,7 @@ class IdTable:
             count = -(-ids // self.batch)
             for number in range(count):
                 size = min(self.batch, ids - number * self.batch)
-                at_ms = begin_ms + (end_ms - begin_ms) * number // count
+                at_ms = begin_ms + (end_ms - begin_ms) * (2 * number + 1) // (2 * count)
                 made.append(Batch(partition=partition, first=first, at_ms=at_ms, ids=size))
                 first += size
         return made
@@ -93,14 +95,14 @@ class IdTable:
         """Partition and value of events that are in the table, drawn from all over it."""
         rnd = random.Random(f"known {seed}")
         batches = [b for p in range(self.partitions) for b in self.batches(p) if self._is_young(b)]
-        chosen = rnd.choices(batches, weights=[b.ids for b in batches], k=min(count, 20 * len(batches)))
+        chosen = rnd.sample(batches, min(len(batches), LOOKED_INTO))
         share = -(-count // len(chosen))
-        found = {
+        found = [
             (batch.partition, event(event_id))
             for batch in chosen
-            for event_id in rnd.choices(self.ids_of(batch), k=share)
-        }
-        return rnd.sample(sorted(found), min(count, len(found)))
+            for event_id in rnd.sample(self.ids_of(batch), min(batch.ids, share))
+        ]
+        return rnd.sample(found, min(count, len(found)))
 
     def _is_young(self, batch: Batch) -> bool:
         return batch.at_ms > self.now_ms - self.horizon_ms + SURE_MS
