@@ -29,18 +29,23 @@ def drain(fetcher: Fetcher, tp: TopicPartition, limit: int) -> list[Received]:
     result: Any = fetcher._records.get(tp)
     if result is None or fetcher._subscriptions.reassignment_in_progress:
         return []
+    buffered = getattr(result, "_partition_records", None)
     records: list[Received] = []
     done = True  # an error or a buffer that no longer fits is dropped, and fetched again
     try:
         if type(result) is not FetchResult:
             result.check_raise()
         elif result.check_assignment(tp) and result.has_more():
-            records = _read(result._partition_records, tp, limit)
+            records = _read(buffered, tp, limit)
             result._update_position()
-            done = not result._partition_records._records.has_next()
+            done = not buffered._records.has_next()
     finally:
         if done:
             del fetcher._records[tp]
+            if buffered is not None:
+                # An iterator that isn't used here refers back to it: megabytes would wait for the garbage collector, and
+                # a restore makes so few objects that it hardly ever runs.
+                buffered._records_iterator = None
             fetcher._notify(fetcher._wait_consume_future)
     return records
 

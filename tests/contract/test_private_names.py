@@ -88,6 +88,7 @@ def test_the_name_is_still_there(owner: type, name: str) -> None:
         (Fetcher.__init__, "self._wait_consume_future"),
         (FetchResult.__init__, "self._partition_records"),
         (PartitionRecords.__init__, "self._records"),
+        (PartitionRecords.__init__, "self._records_iterator"),
         (PartitionRecords.__init__, "self._aborted_producers"),
         (PartitionRecords.__init__, "self._check_crcs"),
         (PartitionRecords.__init__, "self._isolation_level"),

@@ -1,5 +1,7 @@
 """What is drained from fetched buffers: the committed records from the position on, and never a damaged batch."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,17 @@ def test_records_come_with_all_their_parts() -> None:
     assert fetcher.position == 8
     assert not fetcher._records
     assert fetcher.notified == 1
+
+
+def test_a_fetch_that_was_taken_is_freed_at_once() -> None:
+    fetcher: Any = FakeFetcher(batch(0, [b"a", b"b"]), 0)
+    held = weakref.ref(fetcher._records[TP]._partition_records)
+    gc.disable()
+    try:
+        assert len(take(fetcher)) == 2
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_position_in_the_middle_of_a_batch_skips_what_is_before_it() -> None:
