@@ -288,6 +288,7 @@ class Lane:
                 if wait_s > 0:
                     await self._wait(committing, wait_s)
                     continue
+                await self.delivery.turns.take()
                 ahead = await self._compute()
                 if committing is not None:
                     await committing

@@ -19,6 +19,7 @@ from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import Partitioner
 from app.delivery.stage import Stage
+from app.delivery.turns import Turns
 from app.errors import OutputError, StateError
 from app.kafka import answers
 from app.settings import Settings
@@ -75,6 +76,7 @@ class Delivery:
         self._consumer: Any = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watched: set[asyncio.Task[Any]] = set()
+        self.turns = Turns()
         self._output_bytes = 0
         self._output_room: asyncio.Condition | None = None
         self._beat = time.monotonic()

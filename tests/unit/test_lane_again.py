@@ -12,6 +12,7 @@ from app.delivery.database import RESEEDING
 from app.delivery.lane import Lane
 from app.delivery.transaction import Transaction
 from app.delivery.transport import fetched_of
+from app.delivery.turns import Turns
 from app.errors import ChangelogLost, StateError
 from app.settings import load
 from models.events import Received
@@ -29,7 +30,7 @@ class Trying(Lane):
 
         delivery: Any = SimpleNamespace(
             settings=load(), batch_records=10, lane_bytes=1 << 20, gather_s=0.0, group="g", fit=lambda out, stage: None,
-            reserve_output=reserve, release_output=lambda size: None, room=lambda: None,
+            turns=Turns(), reserve_output=reserve, release_output=lambda size: None, room=lambda: None,
             stop_producer=lambda producer: self.said.append(f"stop {producer}"),
         )  # fmt: skip
         stage: Any = SimpleNamespace(

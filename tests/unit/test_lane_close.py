@@ -12,6 +12,7 @@ from aiokafka.structs import TopicPartition
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.transaction import Transaction
+from app.delivery.turns import Turns
 from app.errors import OutputError
 
 
@@ -26,7 +27,7 @@ def lane_of(told: Any = None) -> Lane:
 
     delivery: Any = SimpleNamespace(
         batch_records=10, gather_s=0.0, fit=lambda out, stage: None, reserve_output=reserve, release_output=release,
-        room=lambda: None, released=0, group="g",
+        turns=Turns(), room=lambda: None, released=0, group="g",
     )  # fmt: skip
     state = SimpleNamespace(database=lambda partition: SimpleNamespace(changelog_offset=None))
     stage: Any = SimpleNamespace(name="s", delivery=delivery, state=state, lane_closed=told)
