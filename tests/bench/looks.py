@@ -68,6 +68,7 @@ def run(folder: Path, bootstrap: str, keys: int, events: int, seconds: float) ->
         with launched([(filled.launch, filled.log)]) as (running, _):
             wait_ready(running, times + 1, RESTORE_S)
             worker = Worker(running[0], filled.launch)
+            print(f"restored: {worker.restored()}, {worker.peak_mb} MB at most")
             worker.settle()
             web.start()
             link = wait_until(lambda: re.search(r"\S+/\?token=\S+", web.log.read_text()), 20, "the link")[0]
@@ -160,7 +161,7 @@ async def _timed(look: Look) -> float:
 
 
 def _show(when: str, found: list[Times], worker: Worker) -> None:
-    print(f"\n{when}: the worker takes {worker.rss_mb:.0f} MB")
+    print(f"\n{when}: the worker takes {worker.rss_mb:.0f} MB, {worker.peak_mb:.0f} at most so far")
     print(f"{'':28}{'looks':>7}{'p50 ms':>10}{'p99 ms':>10}{'longest':>10}")
     for each in found:
         print(each)
