@@ -117,6 +117,12 @@ class PackedMap(Map[V]):
     def unpack(self, packed: bytes) -> list[tuple[bytes, bytes]]:
         return self._rows.decode(packed)
 
+    @staticmethod
+    def count(packed: bytes) -> int:
+        """How many rows a packed record holds: the length in front of a msgpack array."""
+        width = {0xDC: 2, 0xDD: 4}.get(packed[0], 0)
+        return int.from_bytes(packed[1 : 1 + width], "big") if width else packed[0] & 0x0F
+
     def rows_of(self, packed: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self.unpack(packed):
             yield self.prefix + key, value

@@ -26,6 +26,7 @@ from app.delivery.reseed import matches_input, reseed
 from app.delivery.state import UNFINISHED, State
 from app.errors import ChangelogLost, HeadraceError, StateError
 from app.kafka import explained
+from app.memory import give_back
 
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
@@ -188,6 +189,8 @@ class Restore(Service):
                 self.progress.begin(sum(copy.remaining for copy in copies))
                 await reader.catch_up(copies)
                 self.progress.done_with()
+            if self.progress.rows:
+                await in_thread(give_back)
         finally:
             self.progress.end()
         for copy in copies:
