@@ -94,6 +94,9 @@ def arguments() -> argparse.ArgumentParser:
     mode.add_argument("--rounds", type=at_least(1), default=3, help="probes at each size, sizes in turn (--packed)")
     mode.add_argument("--partitions", type=at_least(1), default=PARTITIONS, help="with --packed")
     mode.add_argument("--whole", action="store_true", help="a worker with all stages, windows on (--packed)")
+    mode.add_argument(
+        "--set", action="append", default=[], metavar="SECTION__FIELD=VALUE", help="a setting of the worker (--packed)"
+    )
     mode.add_argument("--batch", type=at_least(1), default=packed.BATCH, help="ids in a packed record (--packed)")
     files(mode)
     mode = modes.add_parser("restore", help="restart with and without state on disk, takeover by a standby (long)")
@@ -234,8 +237,9 @@ def run_ids(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def run_large(given: argparse.Namespace) -> list[dict[str, Any]]:
     setup = large.Setup(
-        probe=given.probe, rounds=given.rounds, partitions=given.partitions, whole=given.whole, batch=given.batch
-    )
+        probe=given.probe, rounds=given.rounds, partitions=given.partitions, whole=given.whole, batch=given.batch,
+        settings=tuple(given.set),
+    )  # fmt: skip
     rows = large.run(given.ids, setup, say)
     write(given, rows, more=large.MORE)
     show_ids(rows, large.MORE)

@@ -53,6 +53,8 @@ class Setup:
     whole: bool = False
     """All stages with their defaults, windows on; else ingest alone."""
     batch: int = packed.BATCH
+    settings: tuple[str, ...] = ()
+    """`SECTION__FIELD=value` of the worker."""
 
 
 def run(sizes: list[int], setup: Setup, say: Say) -> list[dict[str, Any]]:
@@ -96,13 +98,15 @@ class Filled:
 
     def _launch(self) -> Launch:
         job = Job(folder=self.folder, bootstrap=self.bootstrap, topic=self.topic, prefix=self.prefix)
-        partitions = {"HEADRACE_KAFKA__PARTITIONS": str(self.setup.partitions)}
+        given = dict(each.partition("=")[::2] for each in self.setup.settings)
+        more = {f"HEADRACE_{name}": value for name, value in given.items()}
+        more["HEADRACE_KAFKA__PARTITIONS"] = str(self.setup.partitions)
         if not self.setup.whole:
             launch = ours(job, self.say)
-            return replace(launch, env={**launch.env, **partitions})
+            return replace(launch, env={**launch.env, **more})
         launch = path.path_job(job, path.Setup(partitions=self.setup.partitions))
         kept = ("HEADRACE_RESULTS__KEEP_S", "HEADRACE_REVIEWS__KEEP_S")
-        return replace(launch, env={name: value for name, value in launch.env.items() if name not in kept})
+        return replace(launch, env={name: value for name, value in launch.env.items() if name not in kept} | more)
 
     def _begin(self) -> None:
         """A worker makes the State: one event of each partition."""
