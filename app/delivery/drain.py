@@ -29,7 +29,7 @@ def drain(fetcher: Fetcher, tp: TopicPartition, limit: int) -> list[Received]:
     result: Any = fetcher._records.get(tp)
     if result is None or fetcher._subscriptions.reassignment_in_progress:
         return []
-    buffered = getattr(result, "_partition_records", None)
+    buffered: Any = getattr(result, "_partition_records", None)
     records: list[Received] = []
     done = True  # an error or a buffer that no longer fits is dropped, and fetched again
     try:

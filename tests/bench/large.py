@@ -117,11 +117,20 @@ class Filled:
         events = [(users[place], table.single(f"first-{place}")) for place in range(partitions)]
         asyncio.run(table.append(self.bootstrap, self.topic, events, partitions))
         self.appended = partitions
-        with launched([(self.launch, self.log)]) as (running, _):
-            self._work_off(running)
+        self._first_start()
         for each in self.folder.iterdir():
             if each.is_dir():
                 shutil.rmtree(each)
+
+    def _first_start(self) -> None:
+        """A slow broker may take longer for a hundred new topics than a worker waits; its next start finds them."""
+        for left in (1, 0):
+            with launched([(self.launch, self.log)]) as (running, _):
+                stuck = self._stuck(running)
+                if not stuck:
+                    return
+                if not left:
+                    raise RuntimeError(f"{stuck}\n{running[0].complaints()}")
 
     def _fill(self) -> None:
         settings = Settings.model_validate(
@@ -136,12 +145,11 @@ class Filled:
     def log(self) -> Path:
         return self.folder / "process.log"
 
-    def _work_off(self, running: list[Launched]) -> None:
-        stuck = asyncio.run(
-            outputs.await_progress(self.bootstrap, self.launch.group, self.topic, self.appended, running[0].alive)
+    def _stuck(self, running: list[Launched], note: outputs.Bar = outputs.no_bar) -> str:
+        """Waits until all that was appended is worked off; why it isn't."""
+        return asyncio.run(
+            outputs.await_progress(self.bootstrap, self.launch.group, self.topic, self.appended, running[0].alive, note)
         )
-        if stuck:
-            raise RuntimeError(f"{stuck}\n{running[0].complaints()}")
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
@@ -178,17 +186,12 @@ class Filled:
         def note(more: int) -> None:
             nonlocal done, warm_at
             done += more
-            if done >= self.appended + probe // WARM and not warm_at:
+            if done >= self.appended - probe + probe // WARM and not warm_at:
                 warm_at = time.time()
 
-        stuck = asyncio.run(
-            outputs.await_progress(
-                self.bootstrap, self.launch.group, self.topic, self.appended + probe, running[0].alive, note
-            )
-        )
-        if stuck:
-            raise RuntimeError(f"{stuck}\n{running[0].complaints()}")
         self.appended += probe
+        if stuck := self._stuck(running, note):
+            raise RuntimeError(f"{stuck}\n{running[0].complaints()}")
         return warm_at
 
     def _judge(
