@@ -93,7 +93,7 @@ class Filled:
         self._fill()
 
     @property
-    def outputs(self) -> list[str]:
+    def results(self) -> list[str]:
         return [self.prefix + name for name in (path.ALL_OUTPUTS if self.setup.whole else outputs.OUTPUTS)]
 
     def _launch(self) -> Launch:
@@ -112,7 +112,7 @@ class Filled:
         """A worker makes the State: one event of each partition."""
         partitions = self.setup.partitions
         asyncio.run(outputs.make(self.bootstrap, [self.topic], stamped=False, partitions=partitions))
-        asyncio.run(outputs.make(self.bootstrap, self.outputs, stamped=True, partitions=partitions))
+        asyncio.run(outputs.make(self.bootstrap, self.results, stamped=True, partitions=partitions))
         users = {place: user for user, (_, place) in enumerate(placed(partitions))}
         events = [(users[place], table.single(f"first-{place}")) for place in range(partitions)]
         asyncio.run(table.append(self.bootstrap, self.topic, events, partitions))
@@ -156,7 +156,7 @@ class Filled:
     def round(self, number: int) -> None:
         """Starts the worker, the first time on an empty folder; gives it a probe when it is ready and has settled."""
         setup = self.setup
-        asyncio.run(table.forget(self.bootstrap, self.outputs, partitions=setup.partitions))
+        asyncio.run(table.forget(self.bootstrap, self.results, partitions=setup.partitions))
         known = self.table.known(setup.probe // KNOWN, number)
         times = self.log.read_text(encoding="utf-8", errors="replace").count(path.READY)
         with launched([(self.launch, self.log)]) as (running, meter):
