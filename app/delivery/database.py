@@ -58,8 +58,11 @@ UNCOMPRESSED_LEVELS = 2
 """Young files are written again soon, and ids hardly shrink: compressing them takes a third of all CPU of a write."""
 BLOOM_BITS = 10
 """1% false positives: nearly every look-up of a new event id ends in memory."""
-MEMTABLE_BLOOM_RATIO = 0.1
-"""Share of a write buffer for the bloom filter of its keys."""
+MEMTABLE_BLOOM_RATIO = 0.02
+"""Share of a write buffer for the bloom filter of its keys: some 17 bits an id. It is taken at once, also by a database that
+holds next to nothing, and a worker with 24 partitions has more than a hundred."""
+ARENA_BLOCK_BYTES = 64 << 10
+"""What a write buffer grows by, and begins with; 1 MiB of each database otherwise."""
 
 
 class _Memory:
@@ -90,6 +93,7 @@ def _options(*, bulk: bool = False) -> Options:
     options.set_max_open_files(200)
     options.set_write_buffer_size(max(1 << 20, min(16 << 20, memory.write_buffer_bytes // 2)))
     options.set_write_buffer_manager(memory.buffers)
+    options.set_arena_block_size(ARENA_BLOCK_BYTES)
     options.set_keep_log_file_num(2)
     options.set_memtable_whole_key_filtering(True)  # most look-ups are of new ids, and end here too
     options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO)

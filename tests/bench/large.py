@@ -34,6 +34,7 @@ KNOWN = 10
 RESTORE_S = 3600.0
 SETTLE_S, QUIET_CPU, QUIET_S = 600.0, 0.15, 2.0
 """Restored ids are compacted, and old ones removed, beside the work; a probe begins when that is over."""
+COUNTED_S = 10.0
 OLD_ASKED = 3
 """Old ids of each partition that must be gone."""
 CLEANER_LATER = {"log.cleaner.backoff.ms": "3600000"}
@@ -174,8 +175,7 @@ class Filled:
             )  # fmt: skip
             warm_at = self._measure_from(running)
             row["rss_after_mb"] = worker.rss_mb
-            grown = worker.outcomes()
-            wrong = _unlike(expected, {name: grown[name] - before.get(name, 0) for name in grown})
+            wrong = worker.miscounted(expected, before)
             wrong += worker.wrongly_kept(self.table.old(OLD_ASKED))
         self._judge(row, expected, wrong, meter, running, warm_at)
 
@@ -278,6 +278,16 @@ class Worker:
         """How many events had which outcome at ingest."""
         page = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False).text
         return Numbers(parse(page)).by("headrace_outcomes_total", "outcome", stage=STATE)
+
+    def miscounted(self, expected: Expected, before: dict[str, float]) -> list[str]:
+        """What is otherwise than it was given; it counts a moment after the commit that shows."""
+
+        def wrong() -> list[str]:
+            now = self.outcomes()
+            return _unlike(expected, {name: now[name] - before.get(name, 0) for name in now})
+
+        poll(lambda: not wrong(), COUNTED_S, 0.2)
+        return wrong()
 
     def wrongly_kept(self, old: list[str]) -> list[str]:
         """Ids older than the horizon that are still there."""

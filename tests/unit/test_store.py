@@ -139,6 +139,13 @@ def test_a_database_that_exists_is_opened_with_our_options(store: Store) -> None
         assert f"memtable_factory={memtable}" in newest.read_text().replace("{id=", "")
 
 
+def test_a_database_that_holds_next_to_nothing_takes_next_to_no_write_buffer(tmp_path: Path) -> None:
+    database = Database(tmp_path / "0.db")
+    database.write([(b"key", b"value")], 1)
+    assert 0 < database.size_bytes() < 500_000  # a worker with 24 partitions has 120 of them, and 64 MiB for all
+    database.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
