@@ -8,6 +8,7 @@ from pathlib import Path
 
 from app.web.console import parts, texts
 from app.web.console.parts import decoded, printable
+from tests.helpers.source import syntax_tree
 
 
 def test_values_are_shown_as_they_are_written() -> None:
@@ -52,9 +53,9 @@ def test_every_word_that_a_page_asks_for_is_there() -> None:
     assert asked - texts.TEXTS["en"].keys() == set()
 
 
-def calls_for_words(source: str) -> Iterator[tuple[str, set[str]]]:
+def calls_for_words(path: Path) -> Iterator[tuple[str, set[str]]]:
     """Keys that `t(...)` is called with, and the names of the values that are given."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax_tree(path)):
         if not (isinstance(node, ast.Call) and node.args):
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -69,7 +70,7 @@ def calls_for_words(source: str) -> Iterator[tuple[str, set[str]]]:
 def test_every_word_gets_the_values_that_it_names_in_every_language() -> None:
     seen = 0
     for path in Path(parts.__file__).parent.rglob("*.py"):
-        for key, given in calls_for_words(path.read_text()):
+        for key, given in calls_for_words(path):
             for language, words in texts.TEXTS.items():
                 named = {name for _, name, _, _ in string.Formatter().parse(words[key]) if name}
                 assert named == given, (path.name, key, language)

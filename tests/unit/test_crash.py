@@ -7,6 +7,7 @@ import pytest
 
 from app import crash
 from app.errors import SettingsError
+from tests.helpers.source import syntax_tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def test_a_wrong_value_is_refused_with_the_points_there_are(spec: str) -> None:
 def test_every_point_is_passed_somewhere() -> None:
     passed = set()
     for path in [*ROOT.glob("app/**/*.py"), *ROOT.glob("agents/*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax_tree(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "crash.at":
                 passed.add(ast.literal_eval(node.args[0]))
     assert passed == set(crash.POINTS)

@@ -16,6 +16,7 @@ from tests.fault.suite.checker import Snapshot, check
 from tests.fault.suite.load import Stream
 from tests.fault.suite.truth import Truth, answer, recompute
 from tests.fault.suite.watch import Sample, longest_stall_s
+from tests.helpers.source import syntax_tree
 
 NOW_MS = 1_796_000_000_000
 
@@ -230,7 +231,7 @@ def test_a_partition_that_stands_still_with_input_is_a_stall() -> None:
 
 def test_the_checker_uses_nothing_of_the_product() -> None:
     for module in (checker, truth):
-        tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+        tree = syntax_tree(Path(str(module.__file__)))
         names = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
         assert not [name for name in names if name.split(".")[0] in ("app", "agents", "models", "tables")]
