@@ -13,7 +13,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,8 +22,8 @@ from aiokafka.structs import TopicPartition
 from app import crash, metrics
 from app.delivery.database import RESEEDING
 from app.delivery.outbox import Outbox
-from app.delivery.positions import Log, locate
-from app.delivery.probe import config_of, crc_of, initial_offset, known, probe, record_at
+from app.delivery.positions import locate
+from app.delivery.probe import crc_of, log_of
 from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
@@ -231,22 +230,7 @@ class Lane:
         """Finds the position, and says what doesn't fit."""
         tp, applied = self.tp, self.stage.state.applied(self.tp.partition)
         committed = await self.delivery.committed(tp)
-        async with probe(self.delivery.settings.kafka) as consumer:
-            await known(consumer, tp)
-            start = (await consumer.beginning_offsets([tp]))[tp]
-            end = (await consumer.end_offsets([tp]))[tp]
-            at_marker = None
-            if applied is not None and start <= applied.offset < end:
-                record = await record_at(consumer, tp, applied.offset, end)
-                at_marker = None if record is None else (record.timestamp, crc_of(record))
-            initial = 0
-            if applied is None:
-                initial = await initial_offset(consumer, tp, self.stage.start, start, end)
-        seen = Log(start=start, end=end, committed=committed, at_marker=at_marker, initial=initial)
-        if applied is not None and seen.lacks(applied.offset):
-            policy = (await config_of(self.delivery.settings.kafka, tp.topic))["cleanup.policy"]
-            seen = replace(seen, compacted="compact" in policy)
-        found = locate(applied, seen)
+        found = locate(applied, await log_of(self.delivery.settings.kafka, tp, applied, committed, self.stage.start))
         if found.stop:
             self.stop(found.stop)
             return

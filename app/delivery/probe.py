@@ -4,6 +4,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 
 import aiokafka
@@ -11,7 +12,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from app.delivery.positions import Log
 from app.delivery.presence import find
+from app.delivery.state import Applied
 from app.kafka import admin, client_kwargs
 from app.settings import KafkaSettings
 from models.events import Record
@@ -23,6 +26,7 @@ __all__ = [
     "crc_of",
     "initial_offset",
     "known",
+    "log_of",
     "probe",
     "read_tail",
     "record_at",
@@ -145,6 +149,37 @@ async def read_tail(
             position, last_progress = now_at, loop.time()
         elif loop.time() - last_progress > READ_TIMEOUT_S:
             raise TimeoutError(f"{tp.topic} partition {tp.partition}: nothing read at offset {now_at} for 10 s")
+
+
+async def log_of(
+    kafka: KafkaSettings, tp: TopicPartition, applied: Applied | None, committed: int | None, start: str
+) -> Log:
+    """What the broker says of an input partition, as far as it matters to a State.
+
+    Args:
+        kafka: how to reach it.
+        tp: the partition.
+        applied: the marker in State, or None for a new State.
+        committed: the group's offset.
+        start: the source's setting; where a new State begins.
+
+    Raises:
+        KafkaError: it isn't there, is refused, or no broker answers. Retryable.
+    """
+    async with probe(kafka) as consumer:
+        await known(consumer, tp)
+        first, end = (await bounds(consumer, [tp]))[tp]
+        if applied is None:
+            initial = await initial_offset(consumer, tp, start, first, end)
+            return Log(start=first, end=end, committed=committed, at_marker=None, initial=initial)
+        at_marker = None
+        if first <= applied.offset < end:
+            record = await record_at(consumer, tp, applied.offset, end)
+            at_marker = None if record is None else (record.timestamp, crc_of(record))
+    log = Log(start=first, end=end, committed=committed, at_marker=at_marker, initial=0)
+    if log.lacks(applied.offset):
+        log = replace(log, compacted="compact" in (await config_of(kafka, tp.topic))["cleanup.policy"])
+    return log
 
 
 async def initial_offset(
