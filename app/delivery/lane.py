@@ -44,7 +44,8 @@ Work = Callable[[View, Outbox], None]
 """Work without input (a timer, the answer of a slow call). It may run again after a transaction whose outcome was
 unknown, so it looks into State first whether it is still to be done."""
 
-MAX_BACKOFF_S = 30.0
+MAX_BACKOFF_S = 5.0
+"""After an outage a partition may stand still for so long though Kafka is back: far less than the stall watch allows."""
 CLOSE_GRACE_S = 2.0
 """A transaction under way at a revoke or stop may take this long to finish; then it is aborted."""
 

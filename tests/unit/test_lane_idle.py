@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiokafka.structs import TopicPartition
 
-from app.delivery.lane import Lane
+from app.delivery.lane import MAX_BACKOFF_S, Lane
 from app.delivery.runtime import Delivery
 from app.errors import StateError
 from app.kafka import answers
-from app.settings import KafkaSettings
+from app.settings import DeliverySettings, KafkaSettings
 
 
 def lane() -> Lane:
@@ -63,3 +63,8 @@ async def test_kafka_answers_when_one_of_its_servers_does(monkeypatch: pytest.Mo
     monkeypatch.setattr("app.kafka.create_conn", connect)
     assert await answers(KafkaSettings(bootstrap_servers="a:1,b:2"))
     assert not await answers(KafkaSettings(bootstrap_servers="a:1,b:3"))
+
+
+def test_a_lane_that_pauses_after_errors_is_never_taken_for_stuck() -> None:
+    least = next(each.ge for each in DeliverySettings.model_fields["stall_timeout_s"].metadata if hasattr(each, "ge"))
+    assert least >= 2 * MAX_BACKOFF_S
