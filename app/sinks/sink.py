@@ -16,27 +16,21 @@ from typing import Any, TypeVar
 
 import aiokafka
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.errors import (
-    IllegalStateError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-    TopicAuthorizationFailedError,
-)
+from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 
 from app import metrics, topics
 from app.delivery.presence import tell_of_missing
 from app.delivery.probe import config_of
-from app.errors import BrokerError, HeadraceError, SinkError, SinkUnavailable
+from app.errors import BrokerError, HeadraceError, SinkUnavailable
 from app.kafka import explained
 from app.settings import Settings
 from app.settings_sinks import SinkSettings
-from app.sinks.batch import Batch, Mark, Place, mark_of
+from app.sinks.batch import Batch, Place
 from app.sinks.consumer import make_consumer, shares
 from app.sinks.database import Database, Fenced
+from app.sinks.positions import Positions
 from app.sinks.tables import TABLES
-from models.events import Record
 
 __all__ = ["Sink"]
 
@@ -53,10 +47,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 STATUS_EVERY_S = 60.0
 COMMIT_S, CLOSE_S = 3.0, 5.0
 """A sink that is to stop doesn't wait longer for a Kafka that is away; the group's offsets are only for looking."""
-ANEW = (
-    "the topic was made anew or cut. To take it from its beginning, delete the sink's rows in headrace_positions, and the "
-    "topic's table"
-)
 
 
 class _Stopped(Exception):
@@ -76,14 +66,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def __init__(self, settings: Settings, own: SinkSettings, database: Database, stop: asyncio.Event) -> None:
         self._settings, self._own, self._database, self._stop = settings, own, database, stop
         self._tables = {settings.topic(topic): TABLES[topic] for topic in own.topics}
-        self._at: dict[Place, int] = {}
-        """Where the positions of this process's partitions stand in the database."""
-        self._marks: dict[Place, Mark] = {}
-        """The last records that were written, of partitions that are read from there on: the first to come must be that."""
-        self._lost_to: dict[Place, int] = {}
-        """Up to where lost records are counted."""
-        self._generation = 0
-        """Changes whenever what was gathered isn't to be written by this process any more."""
+        self._positions = Positions(own.name, self._cleanup_policy)
         self._settled = asyncio.Event()
         """Partitions are assigned, and aren't being moved."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{own.name}")
@@ -100,10 +83,10 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """A batch under way may end: if the next owner is quicker, it is fenced."""
         self._settled.clear()
-        self._forget()
+        self._positions.forget()
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        self._forget()
+        self._positions.forget()
         self._settled.set()
         log.info(
             "sink %s: has %s", self.name, ", ".join(sorted(f"{tp.topic}/{tp.partition}" for tp in assigned)) or "none"
@@ -112,13 +95,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
     def gone(self, tp: TopicPartition, error: KafkaError) -> None:
         """A fetch found a partition's topic deleted: what comes next may be another, and is looked at before it is read."""
         self._failed("kafka", error)
-        self._forget()
-
-    def _forget(self) -> None:
-        for topic, partition in self._at:
-            metrics.SINK_LAG.remove(self.name, topic, partition)
-        self._at.clear()
-        self._generation += 1
+        self._positions.forget()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -190,7 +167,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 continue
             if batch.moves:
                 await self._write(consumer, batch)
-            self._measure(consumer)
+            self._positions.measure(consumer.last_stable_offset)
             self._tell()
 
     async def _until_settled(self) -> None:
@@ -202,64 +179,39 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
 
     async def _take_up(self, consumer: aiokafka.AIOKafkaConsumer) -> bool:
         """Asks the database where new partitions go on, and goes there; False when partitions moved meanwhile."""
-        generation = self._generation
-        new = [tp for tp in consumer.assignment() if (tp.topic, tp.partition) not in self._at]
+        generation = self._positions.generation
+        new = [tp for tp in consumer.assignment() if (tp.topic, tp.partition) not in self._positions.at]
         if not new:
             return True
         starts = await self._or_stop(consumer.beginning_offsets(new))
         ends = await self._or_stop(consumer.end_offsets(new))
         first = {(tp.topic, tp.partition): starts[tp] for tp in new}
         found, marks = await self._insist(lambda: (self._database.positions(first), self._database.marks()))
-        if self._generation != generation:
+        if self._positions.generation != generation:
             return False
         for tp in new:
             place = (tp.topic, tp.partition)
-            consumer.seek(tp, self._begin(place, found[place], marks.get(place), starts[tp], ends[tp]))
+            consumer.seek(tp, self._positions.begin(place, found[place], marks.get(place), starts[tp], ends[tp]))
         return True
-
-    def _begin(self, place: Place, at: int, mark: Mark | None, start: int, end: int) -> int:
-        """Where reading goes on in a partition whose position is `at`: with the last record that was written, to see it again.
-
-        Raises:
-            SinkError: it is another topic than the one that was written.
-        """
-        topic, partition = place
-        if at > end:
-            raise SinkError(
-                f"sink {self.name}: {topic} partition {partition} ends at {end}, and stands at {at}: {ANEW}"
-            )
-        if (lost := start - max(at, self._lost_to.get(place, 0))) > 0:
-            self._lost_to[place] = start
-            metrics.RECORDS_LOST.labels(f"sink-{self.name}", partition).inc(lost)
-            log.error(
-                "sink %s: %s partition %d: up to %d records were removed by retention before they were written",
-                self.name, topic, partition, lost,
-            )  # fmt: skip
-        self._at[place] = at
-        if mark is None or not start <= mark.offset < at:
-            self._marks.pop(place, None)
-            return max(at, start)
-        self._marks[place] = mark
-        return mark.offset
 
     async def _gather(self, consumer: aiokafka.AIOKafkaConsumer) -> Batch | None:
         """Reads until a batch is full, or its first record has waited for flush_s; None when partitions moved meanwhile."""
-        batch, generation = Batch(self._tables, dict(self._at)), self._generation
+        batch, generation = Batch(self._tables, dict(self._positions.at)), self._positions.generation
         begun = time.monotonic()
         while batch.records < self._own.batch_records and batch.size_bytes < BATCH_BYTES:
             self._check_stop()
             got = await self._read(consumer, min(POLL_RECORDS, self._own.batch_records - batch.records))
-            if self._generation != generation:
+            if self._positions.generation != generation:
                 return None
             for records in got.values():
                 for record in records:
                     if record.offset < batch.at[record.topic, record.partition]:
-                        self._recognise(record)
+                        self._positions.recognise(record)
                     else:
                         batch.add(record)
             for place in batch.at:
                 position = await consumer.position(TopicPartition(*place))
-                await self._miss(place, position)
+                await self._positions.passed(place, position)
                 batch.reach(place, position)
             if not batch.moves or time.monotonic() - begun >= self._own.flush_s:
                 break
@@ -274,46 +226,19 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
             return {}  # aiokafka had asked the group, before we said where to go on
         except OffsetOutOfRangeError as error:  # retention was quicker, or the topic was made anew
             self._failed("kafka", error)
-            self._forget()
+            self._positions.forget()
             return {}
 
-    def _recognise(self, record: Record) -> None:
-        """Looks at a record below the position: it must be the last that was written.
-
-        Raises:
-            SinkError: it is another.
-        """
-        if self._marks.pop((record.topic, record.partition), None) != mark_of(record):
-            raise SinkError(
-                f"sink {self.name}: {record.topic} partition {record.partition}: another record stands at offset "
-                f"{record.offset} than the one that was written: {ANEW}"
-            )
-
-    async def _miss(self, place: Place, position: int) -> None:
-        """Finds out that no record stands where the last one was written: a transaction's marker may, in another topic.
-
-        Raises:
-            SinkError: the topic isn't compacted, so it is another. Where that may not be asked, nothing is known.
-        """
-        mark = self._marks.get(place)
-        if mark is None or position <= mark.offset:
-            return
-        del self._marks[place]
-        topic, partition = place
-        with contextlib.suppress(TopicAuthorizationFailedError):
-            if "compact" not in (await self._or_stop(config_of(self._settings.kafka, topic)))["cleanup.policy"]:
-                raise SinkError(
-                    f"sink {self.name}: {topic} partition {partition}: no record stands at offset {mark.offset} any more: "
-                    f"{ANEW}"
-                )
+    async def _cleanup_policy(self, topic: str) -> str:
+        return (await self._or_stop(config_of(self._settings.kafka, topic)))["cleanup.policy"]
 
     async def _write(self, consumer: aiokafka.AIOKafkaConsumer, batch: Batch) -> None:
-        begun, generation, outages = time.monotonic(), self._generation, self._outages
+        begun, generation, outages = time.monotonic(), self._positions.generation, self._outages
         try:
             written = await self._insist(lambda: self._database.write(batch))
         except Fenced as error:
             self._failed("fenced", error)
-            self._forget()  # where they stand now is asked anew
+            self._positions.forget()  # where they stand now is asked anew
             return
         metrics.SINK_WRITE_SECONDS.labels(self.name).observe(time.monotonic() - begun)
         for outcome, count in (
@@ -330,12 +255,12 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         self._rows += written.rows
         self._kafka_wait_s = FIRST_WAIT_S
         moved = {place: move.following for place, move in batch.moves.items()}
-        if self._generation == generation:
-            self._at.update(moved)
+        if self._positions.generation == generation:
+            self._positions.at.update(moved)
         if shares(self._own):
             await self._commit(consumer, moved)
         if self._outages != outages:
-            self._forget()  # long enough for a topic to be made anew: looks at it again
+            self._positions.forget()  # long enough for a topic to be made anew: looks at it again
 
     async def _commit(self, consumer: aiokafka.AIOKafkaConsumer, moved: Mapping[Place, int]) -> None:
         """Tells others the lag; the database knows where to go on."""
@@ -402,15 +327,6 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
         if said != self._said:
             self._said = said
             log.warning("%s; trying again", said if said.startswith("sink ") else f"sink {self.name}: {said}")
-
-    def _measure(self, consumer: aiokafka.AIOKafkaConsumer) -> None:
-        for topic, partition in self._at:
-            tp = TopicPartition(topic, partition)
-            try:
-                end = consumer.last_stable_offset(tp)
-            except IllegalStateError:  # it has just been moved
-                continue
-            metrics.SINK_LAG.labels(self.name, topic, partition).set(max(0, (end or 0) - self._at[topic, partition]))
 
     def _tell(self) -> None:
         if self._rows and time.monotonic() - self._told_at >= STATUS_EVERY_S:

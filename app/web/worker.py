@@ -14,42 +14,21 @@
 Loopback needs no token; any other bind asks for `Authorization: Bearer` with web.token.
 """
 
-import heapq
 import hmac
-import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from itertools import islice
-from operator import itemgetter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from agents.hopping import Hopping
-from agents.ingest import Ingest
-from agents.open_windows import open_windows
-from agents.prompts import told
-from agents.results import STAGE as RESULTS_STAGE
-from agents.review import waiting
 from app import metrics
 from app.core import App
-from app.delivery.lane import Lane
-from app.delivery.maps import Map, PackedMap
 from app.web.announce import announce
-from tables.open_work import ANSWERED, OPEN
-from tables.panes import FIRED, PANES, read_place, show_place
-from tables.results import KEPT
-from tables.reviews import DECIDED, REVIEWS, WAITING, ReviewRow, at_of, read_at, show_at
-from tables.seen import SEEN
+from app.web.worker_state import StatePages, as_json
 
 __all__ = ["install"]
 
-MAX_PAGE = 1000
-REVIEWS_LOOKED_AT = 20_000
-"""Waiting reviews a partition is searched for those of one task or cause, at most: a fraction of a second."""
-DEFAULT_PAGE = 50
 METRICS_EVERY_S = 5.0
 """Sizes and lags are asked from RocksDB and the consumer at most this often."""
 
@@ -59,7 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def install(app: App) -> None:
     """Adds the routes to the app's web server."""
     app.helpers.append(("announcer", lambda: announce(app)))
-    pages = Pages(app)
+    pages, state = Pages(app), StatePages(app)
     faust_web: Any = app.web
     server: web.Application = faust_web.web_app
     token = app.settings.web.token.get_secret_value()
@@ -71,13 +50,13 @@ def install(app: App) -> None:
             web.get("/healthz", pages.healthz),
             web.get("/readyz", pages.readyz),
             web.get("/metrics", pages.metrics),
-            web.get("/tables", pages.tables),
-            web.get("/tables/{state}/{map}", pages.rows),
-            web.get("/tables/{state}/{map}/{key:.+}", pages.row),
-            web.get("/trace/{event_id:.+}", pages.trace),
-            web.get("/windows/{entity:.+}", pages.windows),
-            web.get("/reviews", pages.reviews),
-            web.get("/results", pages.result),
+            web.get("/tables", state.tables),
+            web.get("/tables/{state}/{map}", state.rows),
+            web.get("/tables/{state}/{map}/{key:.+}", state.row),
+            web.get("/trace/{event_id:.+}", state.trace),
+            web.get("/windows/{entity:.+}", state.windows),
+            web.get("/reviews", state.reviews),
+            web.get("/results", state.result),
         ]
     )
 
@@ -89,67 +68,14 @@ def _require(token: str) -> Any:
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode()
         if not hmac.compare_digest(given, expected):
-            return _json({"error": "a bearer token is needed (HEADRACE_WEB__TOKEN)"}, 401)
+            return as_json({"error": "a bearer token is needed (HEADRACE_WEB__TOKEN)"}, 401)
         return await handler(request)
 
     return check
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(
-        text=json.dumps(value, ensure_ascii=False, default=_plain) + "\n",
-        status=status,
-        content_type="application/json",
-    )
-
-
-def _plain(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else msgspec.to_builtins(value)
-
-
-def show_key(of: Map[Any], key: bytes) -> str | int:
-    """A key as a person writes it: text, or the number that an offset key holds."""
-    if of is PANES or of is FIRED:
-        return show_place(key)
-    if of is WAITING or of is DECIDED:
-        return show_at(key)
-    return int.from_bytes(key, "big") if of is OPEN else key.decode("utf-8", "replace")
-
-
-def read_key(of: Map[Any], text: str) -> bytes:
-    """The key that `show_key` shows; of a text that can't be one, a key that isn't there."""
-    if of is PANES or of is FIRED:
-        return read_place(text)
-    if of is WAITING or of is DECIDED:
-        return read_at(text)
-    is_offset = of is OPEN and text.isdecimal() and len(text) < 20  # more digits can't be one (int64)
-    return int(text).to_bytes(8, "big") if is_offset else text.encode()
-
-
-def _limit(request: web.Request) -> int:
-    """How many rows a request asks for, within MAX_PAGE.
-
-    Raises:
-        ValueError: that is no number.
-    """
-    return min(MAX_PAGE, max(1, int(request.query.get("limit", DEFAULT_PAGE))))
-
-
-def _hopping(lane: Lane) -> Hopping | None:
-    """What makes windows in a lane; None: nothing."""
-    logic = lane.stage.logic
-    return logic.windows if isinstance(logic, Ingest) else logic if isinstance(logic, Hopping) else None
-
-
-def show_value(value: Any) -> Any:
-    """A row as an object with names, also where it is stored as an array."""
-    if isinstance(value, msgspec.Struct):
-        return {name: show_value(getattr(value, name)) for name in value.__struct_fields__}
-    return value
-
-
 class Pages:
-    """The handlers."""
+    """What a worker tells of itself."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -157,12 +83,8 @@ class Pages:
         self._lags: set[tuple[str, str]] = set()
         """Stage and partition of the lags that are shown."""
 
-    @property
-    def lanes(self) -> list[Lane]:
-        return [lane for lane in self.app.delivery.lanes.values() if lane.ready]
-
     async def index(self, request: web.Request) -> web.Response:
-        return _json(
+        return as_json(
             {"headrace": self.app.conf.id, "see": ["/tables", "/trace/EVENT_ID", "/metrics", "/healthz", "/readyz"]}
         )
 
@@ -174,7 +96,7 @@ class Pages:
             if lane.stopped
         ]
         waiting = sum(1 for lane in lanes if not lane.ready and not lane.stopped)
-        return _json(
+        return as_json(
             {
                 "ok": not stopped,
                 "stopped": stopped,
@@ -195,7 +117,7 @@ class Pages:
             restoring = {"records": now.total, "done": now.done, "rows": now.rows, "left_s": round(now.left_s, 1)}
         starting = sum(1 for lane in self.app.delivery.lanes.values() if not lane.ready and not lane.stopped)
         ready = joined and restoring is None and not starting
-        return _json({"ready": ready, "restoring": restoring, "starting": starting}, 200 if ready else 503)
+        return as_json({"ready": ready, "restoring": restoring, "starting": starting}, 200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         now = time.monotonic()
@@ -209,8 +131,8 @@ class Pages:
             size = sum(stage.state.database(p).size_bytes() for p in stage.state.store.partitions)
             metrics.STATE_BYTES.labels(stage.state.name).set(size)
         shown: set[tuple[str, str]] = set()
-        for lane in self.lanes:
-            end = self.app.delivery.log_end(lane.tp)
+        for lane in self.app.delivery.lanes.values():
+            end = self.app.delivery.log_end(lane.tp) if lane.ready else None
             if end is not None:
                 labels = (lane.stage.name, str(lane.tp.partition))
                 metrics.LAG_RECORDS.labels(*labels).set(max(0, end - lane.expected + lane.inbox_records))
@@ -218,186 +140,3 @@ class Pages:
         for labels in self._lags - shown:  # another worker has it now and shows it: it would be counted twice
             metrics.LAG_RECORDS.remove(*labels)
         self._lags = shown
-
-    async def tables(self, request: web.Request) -> web.Response:
-        found = []
-        for stage in self.app.delivery.stages.values():
-            mine = [lane for lane in self.app.delivery.lanes.values() if lane.stage is stage]
-            found.append(
-                {
-                    "state": stage.state.name,
-                    "topic": stage.topic,
-                    "partitions": sorted(lane.tp.partition for lane in mine if lane.ready),
-                    "restoring": sorted(lane.tp.partition for lane in mine if not lane.ready and not lane.stopped),
-                    "stopped": {str(lane.tp.partition): lane.stopped for lane in mine if lane.stopped},
-                    "positions": {str(lane.tp.partition): lane.position + 1 for lane in mine if lane.ready},
-                    "maps": [
-                        {"name": m.name, "help": m.help, "keys_estimate": self._estimate(stage.state, m)}
-                        for m in stage.state.maps.values()
-                    ],
-                    "bytes": sum(stage.state.database(p).size_bytes() for p in stage.state.store.partitions),
-                }
-            )
-        return _json(found)
-
-    @staticmethod
-    def _estimate(state: Any, of: Map[Any]) -> int:
-        return sum(state.database(p).keys_estimate() for p in state.store.partitions) if len(state.maps) == 1 else -1
-
-    def _find(self, request: web.Request) -> tuple[Map[Any], list[Lane]]:
-        name, map_name = request.match_info["state"], request.match_info["map"]
-        lanes = [lane for lane in self.lanes if lane.stage.state.name == name]
-        stage = next((s for s in self.app.delivery.stages.values() if s.state.name == name), None)
-        if stage is None or map_name not in stage.state.maps:
-            known = [f"{s.state.name}/{m}" for s in self.app.delivery.stages.values() for m in s.state.maps]
-            raise web.HTTPNotFound(text=json.dumps({"error": f"no such table; there are {known}"}))
-        return stage.state.maps[map_name], sorted(lanes, key=lambda lane: lane.tp.partition)
-
-    async def rows(self, request: web.Request) -> web.Response:
-        """One page, over the partitions of this worker in order; `next` continues it."""
-        of, lanes = self._find(request)
-        if "key" in request.query:
-            return self._row(of, lanes, request.query["key"], absent=200)
-        try:
-            limit, first = _limit(request), int(request.query.get("partition", 0))
-            start = bytes.fromhex(request.query.get("start", ""))
-        except ValueError:
-            return _json({"error": "limit and partition are whole numbers, start is a key in hex"}, 400)
-        only = "only" in request.query
-        rows: list[dict[str, Any]] = []
-        following: dict[str, Any] | None = None
-        for lane in lanes:
-            partition = lane.tp.partition
-            if partition < first or (only and partition != first):
-                continue
-            for key, value in lane.view.scan(of, start if partition == first else b"", limit - len(rows) + 1):
-                if len(rows) == limit:
-                    following = {"partition": partition, "start": key.hex()}
-                    break
-                rows.append(
-                    {"partition": partition, "key": show_key(of, key), "value": show_value(value), "hex": key.hex()}
-                )
-            if following:
-                break
-        return _json({"rows": rows, "next": following, "partitions": [lane.tp.partition for lane in lanes]})
-
-    async def row(self, request: web.Request) -> web.Response:
-        of, lanes = self._find(request)
-        return self._row(of, lanes, request.match_info["key"], absent=404)
-
-    @staticmethod
-    def _row(of: Map[Any], lanes: list[Lane], text: str, absent: int) -> web.Response:
-        key = read_key(of, text)
-        found = [
-            {"partition": lane.tp.partition, "key": show_key(of, key), "value": show_value(value)}
-            for lane in lanes
-            if (value := lane.view.get(of, key)) is not None
-        ]
-        return _json({"rows": found, "partitions": [lane.tp.partition for lane in lanes]}, 200 if found else absent)
-
-    async def trace(self, request: web.Request) -> web.Response:
-        """Looks an event_id up in every partition this worker owns; a few key look-ups each."""
-        key = request.match_info["event_id"].encode()
-        found: list[dict[str, Any]] = []
-        for lane in self.lanes:
-            maps = lane.stage.state.maps.values()
-            for of in (m for m in maps if isinstance(m, PackedMap) and m in (SEEN, ANSWERED)):
-                value = lane.view.get(of, key)
-                if value is not None:
-                    prompt = told(lane.view, key) if of is ANSWERED else {}
-                    found.append({**self._step(lane, of, value), **prompt})
-            if OPEN in maps:
-                found.extend(self._open_steps(lane, key.decode()))
-            if REVIEWS in maps and (row := lane.view.get(REVIEWS, key)) is not None:
-                found.extend(self._review_steps(lane, row))
-        return _json({"event_id": key.decode(), "steps": found})
-
-    async def windows(self, request: web.Request) -> web.Response:
-        """An entity's open windows in every partition of this worker."""
-        entity = request.match_info["entity"].encode()
-        found: list[dict[str, Any]] = []
-        for lane in self.lanes:
-            hopping = _hopping(lane)
-            if hopping is not None:
-                its = open_windows(lane.view, hopping.aggregates, lane.tp.topic, entity)
-                found += [{"state": lane.stage.state.name, **show_value(window)} for window in its]
-        return _json({"entity": entity.decode(), "windows": found})
-
-    async def reviews(self, request: web.Request) -> web.Response:
-        """Reviews that wait in this worker's partitions, the oldest first; `waiting` counts all of them."""
-        try:
-            limit = _limit(request)
-        except ValueError:
-            return _json({"error": "limit is a whole number"}, 400)
-        lanes = [lane for lane in self.app.delivery.lanes.values() if WAITING in lane.stage.state.maps.values()]
-        ready = [lane for lane in lanes if lane.ready]
-        rows = heapq.merge(*(self._waiting(lane, request.query) for lane in ready), key=itemgetter("at_ms"))
-        return _json(
-            {
-                "reviews": list(islice(rows, limit)),
-                "waiting": sum(waiting(lane.view) for lane in ready),
-                "restoring": sorted(lane.tp.partition for lane in lanes if not lane.ready),
-            }
-        )
-
-    @staticmethod
-    def _waiting(lane: Lane, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        task, cause = wanted.get("task", ""), wanted.get("cause", "")
-        for key, its in lane.view.scan(WAITING, limit=REVIEWS_LOOKED_AT):
-            if task and its != task:
-                continue
-            row = lane.view.get(REVIEWS, at_of(key)[1])
-            if row is not None and (not cause or row.review.cause == cause):
-                yield {"at_ms": row.at_ms, "partition": lane.tp.partition, "review": show_value(row.review)}
-
-    async def result(self, request: web.Request) -> web.Response:
-        """The result of an event, byte for byte as it stands on `ai-results`."""
-        event_id, partition = request.query.get("event_id", ""), request.query.get("partition", "")
-        lanes = [
-            lane
-            for lane in self.app.delivery.lanes.values()
-            if lane.stage.name == RESULTS_STAGE and str(lane.tp.partition) == partition
-        ]
-        if not lanes or lanes[0].stopped:
-            return _json({"error": lanes[0].stopped if lanes else "another worker has this partition"}, 421)
-        if not lanes[0].ready:
-            return _json({"error": "the partition is being restored"}, 503)
-        kept = lanes[0].view.get(KEPT, event_id.encode("utf-8", "surrogatepass"))
-        if kept is None:
-            return _json({"error": "no result is kept"}, 404)
-        return web.Response(body=kept.result, content_type="application/json")
-
-    @staticmethod
-    def _step(lane: Lane, of: Map[Any], value: Any) -> dict[str, Any]:
-        return {
-            "stage": lane.stage.name, "map": of.name, "topic": lane.tp.topic, "partition": lane.tp.partition,
-            **show_value(value),
-        }  # fmt: skip
-
-    @staticmethod
-    def _review_steps(lane: Lane, row: ReviewRow) -> list[dict[str, Any]]:
-        here = {"stage": lane.stage.name, "topic": lane.tp.topic, "partition": lane.tp.partition}
-        review, decision = row.review, row.decision
-        opened = {
-            **here, "map": WAITING.name, "at_ms": review.created_ms, "task": review.task, "cause": review.cause,
-            "open": decision is None,
-        }  # fmt: skip
-        if decision is None:
-            return [opened]
-        decided = {
-            **here, "map": DECIDED.name, "at_ms": row.at_ms, "category": decision.category,
-            "reviewer": decision.reviewer, "note": decision.note, "tier": "review",
-        }  # fmt: skip
-        return [opened, decided]
-
-    @staticmethod
-    def _open_steps(lane: Lane, event_id: str) -> list[dict[str, Any]]:
-        known = lane.stage.logic.open_items(lane, event_id)  # type: ignore[attr-defined]
-        return [
-            {
-                "stage": lane.stage.name, "map": OPEN.name, "topic": lane.tp.topic, "partition": lane.tp.partition,
-                "offset": int.from_bytes(key, "big"), "at_ms": item.opened_ms, "task": item.request.task,
-                "light_category": item.light_category, "light_confidence": item.light_confidence,
-            }
-            for key, item in known
-        ]  # fmt: skip
