@@ -11,6 +11,7 @@ from app.delivery.maps import Map
 from app.delivery.outbox import Outbox
 from app.web.worker_state import StatePages, read_key, show_key
 from tables.open_work import OPEN
+from tables.results import KEPT, Kept
 from tables.reviews import WAITING, place
 from tables.seen import SEEN
 from tests.helpers.held import Held
@@ -78,3 +79,30 @@ def test_the_key_of_a_review_is_read_as_it_is_shown() -> None:
     key = place(1_796_000_000_000, b"e/1")
     assert show_key(WAITING, key) == "1796000000000/e/1"
     assert read_key(WAITING, "1796000000000/e/1") == key
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ({"event_id": "a", "partition": "0"}, (200, '{"id": "a"}')),
+        ({"event_id": "b", "partition": "0"}, (404, "no result is kept")),
+        ({"event_id": "a", "partition": "1"}, (503, "the partition is being restored")),
+        ({"event_id": "a", "partition": "2"}, (421, "its disk is full")),
+        ({"event_id": "a", "partition": "3"}, (421, "another worker has this partition")),
+        ({}, (421, "another worker has this partition")),
+    ],
+)
+async def test_a_result_is_given_as_it_stands_or_it_is_said_why_not(
+    asked: dict[str, str], answer: tuple[int, str]
+) -> None:
+    stage, view, out = SimpleNamespace(name="results"), Held(), Outbox()
+    out.put(KEPT, b"a", Kept(at_ms=1, result=b'{"id": "a"}'))
+    view.apply(out)
+    lanes = {
+        n: SimpleNamespace(stage=stage, tp=TopicPartition("t", n), view=view, ready=n == 0, stopped=stopped)
+        for n, stopped in enumerate(["", "", "its disk is full"])
+    }
+    request: Any = SimpleNamespace(query=asked)
+    reply: Any = await StatePages(SimpleNamespace(delivery=SimpleNamespace(lanes=lanes))).result(request)  # type: ignore[arg-type]  # what is read of an app
+    said = reply.body.decode() if reply.status == 200 else json.loads(reply.text)["error"]
+    assert (reply.status, said) == answer
