@@ -33,15 +33,7 @@ from models.events import Received
 if TYPE_CHECKING:
     from app.delivery.runtime import Delivery
 
-__all__ = [
-    "Consumer",
-    "ConsumerThread",
-    "Fetched",
-    "Producer",
-    "Transport",
-    "fetched_of",
-    "register",
-]
+__all__ = ["Consumer", "ConsumerThread", "Fetched", "Producer", "Transport", "fetched_of", "register"]
 
 log = logging.getLogger("headrace.delivery")
 

@@ -24,7 +24,7 @@ from tests.bench.data import BEGUN_MS, EVENTS_PER_S, Expected, placed, preload
 from tests.bench.ids import SMALL_SEGMENTS, WARM
 from tests.bench.ingest import Say
 from tests.bench.launched import Launched, launched
-from tests.bench.meter import Meter
+from tests.bench.meter import Meter, at_rest
 
 __all__ = ["MORE", "Setup", "run"]
 
@@ -32,7 +32,7 @@ STATE = "ingest-raw"
 KNOWN = 10
 """One event in so many of a probe is in the table."""
 RESTORE_S = 3600.0
-SETTLE_S, QUIET_CPU, QUIET_S = 600.0, 0.15, 2.0
+SETTLE_S = 600.0
 """Restored ids are compacted, and old ones removed, beside the work; a probe begins when that is over."""
 COUNTED_S = 10.0
 OLD_ASKED = 3
@@ -265,13 +265,7 @@ class Worker:
             RuntimeError: it goes on for ten minutes.
         """
 
-        def idle() -> bool:
-            before = self._process.cpu_times()
-            poll(lambda: False, QUIET_S, QUIET_S)
-            after = self._process.cpu_times()
-            return after.user + after.system - before.user - before.system < QUIET_CPU * QUIET_S
-
-        if not poll(lambda: idle() and idle() and idle(), SETTLE_S, 0.01):
+        if not poll(lambda: at_rest(self._process), SETTLE_S):
             raise RuntimeError("the worker doesn't come to rest\n" + self.running.complaints())
 
     def outcomes(self) -> dict[str, float]:

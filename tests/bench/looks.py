@@ -22,7 +22,7 @@ from app.web.numbers import Numbers, parse
 from tests.bench.data import Expected, preload, records
 from tests.bench.large import RESTORE_S, STATE, Filled, Setup, Worker
 from tests.bench.launched import launched
-from tests.bench.path import wait_ready
+from tests.bench.path import READY, wait_ready
 from tests.helpers.gateway import WebProcess
 from tests.helpers.processes import wait_until
 
@@ -63,7 +63,7 @@ def run(folder: Path, bootstrap: str, keys: int, events: int, seconds: float) ->
     filled = Filled(folder / f"ids-{keys}", bootstrap, keys, Setup(probe=events, whole=True), print)
     env = {name: value for name, value in filled.launch.env.items() if not name.startswith("HEADRACE_WEB__")}
     web = WebProcess(folder / "web", {**env, "HEADRACE_DATA_DIR": str(folder / "web")})
-    times = filled.log.read_text(encoding="utf-8", errors="replace").count("headrace.delivery: ready;")
+    times = filled.log.read_text(encoding="utf-8", errors="replace").count(READY)
     try:
         with launched([(filled.launch, filled.log)]) as (running, _):
             wait_ready(running, times + 1, RESTORE_S)

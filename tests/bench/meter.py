@@ -8,11 +8,22 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "at_rest"]
 
 EVERY_S = 0.05
 FAMILY_EVERY = 10
 """Samples between two looks for new children: finding them costs more than reading them."""
+
+
+REST_CPU = 0.15
+"""A process that uses less of a core than this has nothing left to do."""
+LOOKS = 4
+"""One after the other, of a second each: between two batches it rests as well."""
+
+
+def at_rest(*processes: psutil.Process) -> bool:
+    """Whether none of them uses the CPU; looks for up to four seconds."""
+    return all(max(process.cpu_percent(interval=1.0) for process in processes) < REST_CPU * 100 for _ in range(LOOKS))
 
 
 class Meter(threading.Thread):

@@ -17,6 +17,7 @@ from tests.bench import ingest, latency, outputs, path, table
 from tests.bench.contestants import Job, Launch
 from tests.bench.ingest import Say
 from tests.bench.launched import Launched, launched
+from tests.bench.meter import at_rest
 
 __all__ = ["MORE", "run"]
 
@@ -26,8 +27,6 @@ SESSION_S = 6.0
 """Of the takeover run; the shortest that a broker allows by default."""
 RATE = 200
 BEFORE_S, AFTER_S = 8.0, 30.0
-QUIET_CPU, CPU_OVER_S = 0.15, 1.0
-"""A standby that uses less of a core than this has caught up."""
 RESULT_S = 120.0
 
 
@@ -138,11 +137,7 @@ def _wait_caught_up(running: list[Launched]) -> None:
     """Both are ready, own partitions and don't use the CPU any more."""
     path.wait_ready(running)
     watched = [psutil.Process(each.process.pid) for each in running]
-
-    def quiet() -> bool:
-        return max(process.cpu_percent(interval=CPU_OVER_S) for process in watched) < QUIET_CPU * 100
-
-    if not poll(lambda: all(quiet() for _ in range(4)), RESULT_S):
+    if not poll(lambda: at_rest(*watched), RESULT_S):
         raise RuntimeError("the standby doesn't catch up")
 
 

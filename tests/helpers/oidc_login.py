@@ -38,9 +38,7 @@ def console_of(provider: Provider, **oidc: Any) -> tuple[Guard, Console]:
         "issuer": provider.issuer, "client_id": CLIENT, "client_secret": SECRET, "public_url": PUBLIC,
         "roles": {"ops": "operator"}, **oidc,
     }  # fmt: skip
-    app, console = console_app(settings_with(oidc=OidcSettings(**given)))
-    console.writer = ListWriter(console.settings)
-    return app, console
+    return console_app(settings_with(oidc=OidcSettings(**given)))
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ import httpx
 
 from app.waiting import poll
 
-__all__ = ["StubProcess", "Worker", "clean_environment", "free_port", "wait_until"]
+__all__ = ["StubProcess", "Worker", "clean_environment", "free_port", "pause_until_replaced", "rest", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiokafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.errors import GroupCoordinatorNotAvailableError, TopicAlreadyExistsError
 from aiokafka.structs import TopicPartition
 
 __all__ = ["committed", "create", "end_offsets", "produce", "read"]
@@ -14,13 +14,15 @@ __all__ = ["committed", "create", "end_offsets", "produce", "read"]
 COORDINATOR_TRIES = 50
 
 
-async def create(bootstrap: str, topic: str, partitions: int = 4) -> None:
+async def create(bootstrap: str, topic: str, partitions: int = 4, config: dict[str, str] | None = None) -> None:
+    """Makes a topic; one of that name may be there."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(topic, partitions, 1)])
+        answer = await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)])
     finally:
         await admin.close()
+    assert answer.topic_errors[0][1] in (0, TopicAlreadyExistsError.errno), answer
 
 
 async def produce(

@@ -11,7 +11,7 @@ import aiokafka
 import httpx
 import msgspec
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.conftest import Fleet
 from tests.helpers import topics
@@ -93,9 +93,9 @@ class Scene:
                 if self.changelog not in await admin.list_topics():
                     break
                 await asyncio.sleep(0.1)
-            await admin.create_topics([NewTopic(self.changelog, 4, 1, topic_configs={"cleanup.policy": "compact"})])
         finally:
             await admin.close()
+        await topics.create(self.bootstrap, self.changelog, config={"cleanup.policy": "compact"})
 
     def folders(self, worker: Worker) -> dict[int, Path]:
         found = (worker.folder / "worker").glob("**/ingest-raw-*.db")

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiokafka
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.broker.kafka import EmbeddedKafka
 from tests.conftest import Fleet
@@ -61,10 +60,7 @@ SENT = datetime(2026, 4, 30, tzinfo=UTC)
 
 async def send(fleet: Fleet, topic: str, rows: list[tuple[bytes, bytes]], at_ms: int | None = None) -> None:
     """Into a topic that keeps old records."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=fleet.bootstrap)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 4, 1, topic_configs={"retention.ms": "-1"})])
-    await admin.close()
+    await topics.create(fleet.bootstrap, topic, config={"retention.ms": "-1"})
     producer = aiokafka.AIOKafkaProducer(bootstrap_servers=fleet.bootstrap, acks="all", linger_ms=5)
     await producer.start()
     sent = [await producer.send(topic, value, key, timestamp_ms=at_ms) for key, value in rows]

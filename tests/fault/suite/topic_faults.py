@@ -5,11 +5,11 @@ import json
 import re
 
 import httpx
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.fault.suite.load import PARTITIONS
 from tests.fault.suite.rig import Rig
 from tests.fault.suite.state_faults import CHANGELOG, delete_topic
+from tests.helpers import topics
 from tests.helpers.processes import wait_until
 
 __all__ = ["inputs_vanish", "outputs_vanish"]
@@ -33,12 +33,12 @@ def outputs_vanish(rig: Rig) -> None:
         rig.load.rate = rig.rate
         wait_until(lambda told=told, name=name: _said(rig, told, name), SAID_S, f"{name} is said to be missing")  # type: ignore[misc]
         rig.rest(1, 5)
-        asyncio.run(_create(rig, name, PARTITIONS))
+        _create(rig, name, PARTITIONS)
         _moves(rig)
     _changelog_vanishes(rig)
     _delete(rig, "workers")
     rig.rest(1, 3)
-    asyncio.run(_create(rig, "workers", 1, compacted=True))
+    _create(rig, "workers", 1, compacted=True)
     if rig.outcome.ended_by_themselves:
         rig.wrong("workers ended by themselves", rig.outcome.ended_by_themselves)
     rig.note("lanes named the topic, committed nothing, and went on when it was there; the changelog was written anew")
@@ -49,7 +49,7 @@ def _changelog_vanishes(rig: Rig) -> None:
     told = _lengths(rig)
     rig.losses += len(rig.workers)
     _delete(rig, CHANGELOG)
-    asyncio.run(_create(rig, CHANGELOG, PARTITIONS, compacted=True))
+    _create(rig, CHANGELOG, PARTITIONS, compacted=True)
 
     def whole() -> bool:
         said = re.findall(rf"{rig.prefix}{CHANGELOG}, partition (\d) is whole again", _since(rig, told))
@@ -71,7 +71,7 @@ def inputs_vanish(rig: Rig) -> None:
     wait_until(lambda: missing in _since(rig, told), SAID_S, missing)
     rig.load.rate = rig.rate
     wait_until(lambda: _said(rig, told, "rekeyed"), SAID_S, "the stage before it says so as well")
-    asyncio.run(_create(rig, "rekeyed", PARTITIONS))
+    _create(rig, "rekeyed", PARTITIONS)
 
     def stopped() -> set[str]:
         return set(re.findall(rf"partition (\d) of {rig.prefix}rekeyed is STOPPED[^\n]*{words}", _since(rig, told)))
@@ -138,12 +138,6 @@ def _delete(rig: Rig, name: str) -> None:
     asyncio.run(delete_topic(rig, name))
 
 
-async def _create(rig: Rig, name: str, partitions: int, *, compacted: bool = False) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
-    await admin.start()
-    try:
-        config = {"cleanup.policy": "compact"} if compacted else {}
-        answer = await admin.create_topics([NewTopic(rig.prefix + name, partitions, 1, topic_configs=config)])
-        assert [error[1] for error in answer.topic_errors] == [0], answer
-    finally:
-        await admin.close()
+def _create(rig: Rig, name: str, partitions: int, *, compacted: bool = False) -> None:
+    config = {"cleanup.policy": "compact"} if compacted else None
+    asyncio.run(topics.create(rig.bootstrap, rig.prefix + name, partitions, config))
