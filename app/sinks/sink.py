@@ -215,7 +215,7 @@ class Sink(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no 
                 batch.reach(place, position)
             if not batch.moves or time.monotonic() - begun >= self._own.flush_s:
                 break
-        return batch
+        return batch if self._positions.generation == generation else None
 
     async def _read(
         self, consumer: aiokafka.AIOKafkaConsumer, most: int

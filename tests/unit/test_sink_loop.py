@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,23 @@ async def test_a_place_without_a_record_ends_the_sink_where_nothing_is_compacted
     else:
         await rig.copy(consumer, lambda: consumer.committed == {P0: 3})
         assert rig.rows() == [("a",), ("b",), ("z",)]
+
+
+async def test_what_was_gathered_is_not_written_when_partitions_move_while_a_topic_is_asked_about(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = FakeConsumer({P0: results("a", "b")})
+    await rig.copy(old, lambda: old.committed == {P0: 2})
+    consumer, asked = FakeConsumer({P0: results("z", first=2)}), list[float]()
+
+    async def config(kafka: object, topic: str) -> dict[str, str]:
+        rig.moves(consumer)
+        asked.append(time.monotonic())
+        return {"cleanup.policy": "compact"}
+
+    monkeypatch.setattr("app.sinks.sink.config_of", config)
+    await rig.copy(consumer, lambda: bool(asked) and time.monotonic() > asked[0] + 0.3)
+    assert rig.rows() == [("a",), ("b",)]
 
 
 async def test_the_record_that_was_written_last_is_seen_again_and_not_written_twice(
