@@ -71,7 +71,7 @@ class App(faust.App):
             warnings.simplefilter("ignore")  # Faust warns of late settings; the server binds after this
             self.conf.web_port = free_port(self.conf.web_bind, self.conf.web_port)
         await super().on_first_start()
-        self.delivery.watch(self.delivery.supervise(), "supervisor")
+        self.delivery.supervise()
         for name, helper in self.helpers:
             self.delivery.watch(helper(), name)
 

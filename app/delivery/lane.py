@@ -21,14 +21,15 @@ from aiokafka.structs import TopicPartition
 
 from app import crash, metrics
 from app.delivery.database import RESEEDING
+from app.delivery.inbox import Inbox
 from app.delivery.outbox import Outbox
 from app.delivery.positions import locate
 from app.delivery.probe import crc_of, log_of
 from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
-from app.delivery.transport import Fetched, fetched_of
-from app.errors import ChangelogLost, HeadraceError, StateError
+from app.delivery.transport import Fetched
+from app.errors import ChangelogLost, HeadraceError
 from app.kafka import explained
 from models.events import Received
 
@@ -60,18 +61,13 @@ class Lane:
         self.ready = False
         self.stopped = ""
         """Why this partition takes nothing more until somebody acts; empty while all is well."""
-        self.expected = 0
-        """The next offset that a fetch must start at, or before."""
         self.position = -1
         """The last offset that a computed batch holds."""
-        self.inbox: deque[Fetched] = deque()
-        self.inbox_records = self.inbox_bytes = 0
+        self.inbox = Inbox()
         self.moved_at = time.monotonic()
         self._posted: deque[Work] = deque()
         self._wake = asyncio.Event()
         self._closing = False
-        self._unreadable: KafkaError | StateError | None = None
-        """Why no more input can be taken: the lane begins again from its position."""
         self._restored = True
         """The local copy was judged and brought up to its changelog at the assignment."""
         self._incarnation = ""
@@ -87,38 +83,27 @@ class Lane:
 
     def room(self) -> int:
         """How many records may be fetched now. Read by the consumer's thread."""
-        if not self.ready or self._closing or self.stopped or self._unreadable:
+        if not self._takes_input:
             return 0
         delivery = self.delivery
-        if self.inbox_bytes >= delivery.lane_bytes or self.inbox_records >= 2 * delivery.batch_records:
+        if self.inbox.size_bytes >= delivery.lane_bytes or len(self.inbox) >= 2 * delivery.batch_records:
             return 0
         return delivery.batch_records if self.stage.room(self) else 0
 
     def accept(self, fetched: Fetched) -> None:
         """Takes what a fetch brought. Anything but the next records in line is read again instead."""
-        if not self.ready or self._closing or self.stopped or self._unreadable:
+        if not self._takes_input:
             return
-        if fetched.start > self.expected:
-            self._unreadable = StateError("the fetch left a gap (a seek by somebody else, or a cut log)")
-        elif fetched.next > self.expected:
-            records = fetched.records
-            if fetched.start < self.expected:
-                records = [r for r in records if r.offset >= self.expected]
-            self.expected = fetched.next
-            if records:
-                self.inbox.append(
-                    fetched if records is fetched.records else fetched_of(records, fetched.start, fetched.next)
-                )
-                self.inbox_records += len(records)
-                self.inbox_bytes += self.inbox[-1].size_bytes
-                if len(self.inbox) == 1:
-                    self.moved_at = time.monotonic()
+        empty = not self.inbox
+        self.inbox.add(fetched)
+        if empty and self.inbox:
+            self.moved_at = time.monotonic()
         self._wake.set()
 
     def refuse(self, error: KafkaError) -> None:
         """The input can't be read: the lane says why, and begins again after a pause. Others go on."""
         if self.ready and not self._closing:
-            self._unreadable = error
+            self.inbox.unreadable = error
             self._wake.set()
 
     def post(self, work: Work) -> None:
@@ -128,6 +113,10 @@ class Lane:
                 self.moved_at = time.monotonic()
             self._posted.append(work)
             self._wake.set()
+
+    @property
+    def _takes_input(self) -> bool:
+        return self.ready and not (self._closing or self.stopped or self.inbox.unreadable)
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +199,6 @@ class Lane:
         """Takes nothing more until the next `_locate`."""
         self.ready = False
         self.inbox.clear()
-        self.inbox_records = self.inbox_bytes = 0
 
     def _drop_producer(self) -> None:
         """Its open transaction is aborted beside us, or by the producer that comes after it."""
@@ -241,7 +229,8 @@ class Lane:
             metrics.RECORDS_LOST.labels(*self._labels).inc(found.lost)
         self._applied = applied
         self._incarnation = applied.incarnation if applied else uuid.uuid4().hex
-        self.position, self.expected, self._unreadable = found.next - 1, found.next, None
+        self.position = found.next - 1
+        self.inbox.begin(found.next)
         await self.delivery.seek(tp, found.next)
         if self._closing:  # a revoke came meanwhile
             return
@@ -253,7 +242,17 @@ class Lane:
     def stop(self, why: str) -> None:
         """Takes nothing more from this partition, and says so until somebody acts. Others go on."""
         self.stopped, self.ready = why, False
-        self.delivery.report_stopped(self)
+        self.report_stopped()
+
+    def report_stopped(self) -> None:
+        """Says why it stopped: at once, and now and then by the supervisor."""
+        log.error(
+            "%s, partition %d of %s is STOPPED, others go on: %s",
+            self.stage.name,
+            self.tp.partition,
+            self.tp.topic,
+            self.stopped,
+        )
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -267,8 +266,8 @@ class Lane:
                     committing = None
                 if self._closing and committing is None and not self._posted:
                     return
-                if self._unreadable is not None and not self._closing:
-                    raise self._unreadable
+                if self.inbox.unreadable is not None and not self._closing:
+                    raise self.inbox.unreadable
                 wait_s = self._due(committing is not None)
                 if wait_s > 0:
                     await self._wait(committing, wait_s)
@@ -289,7 +288,7 @@ class Lane:
 
     def _due(self, busy: bool) -> float:
         """Seconds until the next batch is to be taken; a long time when there is nothing to do."""
-        if self.inbox_records >= self.delivery.batch_records:
+        if len(self.inbox) >= self.delivery.batch_records:
             return 0.0
         if busy or not (self.inbox or self._posted):
             return 3600.0
@@ -307,24 +306,6 @@ class Lane:
             for task in waiting:
                 task.cancel()
 
-    def _take(self) -> list[Received]:
-        """Up to a batch of records."""
-        limit = self.delivery.batch_records
-        records: list[Received] = []
-        while self.inbox and len(records) < limit:
-            fetched = self.inbox.popleft()
-            self.inbox_records -= len(fetched.records)
-            self.inbox_bytes -= fetched.size_bytes
-            want = limit - len(records)
-            records.extend(fetched.records[:want])
-            if len(fetched.records) > want:
-                rest = fetched_of(fetched.records[want:], fetched.start, fetched.next)
-                self.inbox.appendleft(rest)
-                self.inbox_records += len(rest.records)
-                self.inbox_bytes += rest.size_bytes
-        self.delivery.room()
-        return records
-
     def _give_up(self, transaction: Transaction) -> None:
         """It won't be written: records are read again, and answers that arrived are written by the next try."""
         self._posted.extendleft(reversed(transaction.posted))
@@ -332,7 +313,9 @@ class Lane:
 
     async def _compute(self) -> Transaction:
         """Decides on the next batch and the work that was posted."""
-        records, posted = self._take(), list(self._posted)
+        records = self.inbox.take(self.delivery.batch_records)
+        self.delivery.room()
+        posted = list(self._posted)
         self._posted.clear()
         try:
             return await self._decided(records, posted)

@@ -1,27 +1,22 @@
-"""Delivery: all stages and lanes of this worker, their shared limits, and the watch over them."""
+"""Delivery: all stages and lanes of this worker, their shared limits, and the tasks beside them."""
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
-import os
-import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
-from app import metrics
 from app.delivery.database import share_memory
 from app.delivery.lane import Lane
 from app.delivery.outbox import LARGE_BYTES, Outbox, Row, size_of
 from app.delivery.partitions import Partitioner
 from app.delivery.stage import Stage
+from app.delivery.supervisor import Supervisor
 from app.delivery.turns import Turns
-from app.errors import OutputError, StateError
-from app.kafka import answers
+from app.errors import OutputError
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,22 +26,8 @@ __all__ = ["Delivery"]
 
 log = logging.getLogger("headrace.delivery")
 
-LOOP_HANG_S = 20
-"""An event loop that answers nothing for this long is not slow but stuck: the worker ends with a report."""
-ACTIVE_S = 2.0
-"""A lane that began a transaction within this time has input."""
-LOOK_AGAIN_S = 5.0
-"""Inputs that aren't there are asked for this often; else metadata is refreshed once a minute."""
-REPORT_STOPPED_S = 60.0
-"""A stopped partition says so again this often."""
 FRESH_MS = 5000
 """A partition counts as read to its end when a fetch said so not longer ago; fetches come several times a second."""
-EXIT_STUCK = 70
-"""EX_SOFTWARE of sysexits.h."""
-STDERR = 2
-"""The file descriptor."""
-TELL_S = 2.0
-"""The reader of the log may itself be what hangs."""
 RAW_HEADROOM_BYTES = 64 << 10
 """Topics that carry a raw record onwards take this much more than the brokers' limit, for our headers."""
 
@@ -79,7 +60,6 @@ class Delivery:
         self.turns = Turns()
         self._output_bytes = 0
         self._output_room: asyncio.Condition | None = None
-        self._beat = time.monotonic()
         share_memory(settings.delivery.block_cache_bytes, settings.delivery.write_buffer_bytes)
 
     def attach(self, app: Any) -> None:
@@ -221,6 +201,15 @@ class Delivery:
         if lane is not None:
             self.app.loop.call_soon_threadsafe(lane.refuse, error)
 
+    def missing_inputs(self) -> dict[str, str]:
+        """Inputs that aren't there, by stage; no lane tells of them, since the group has no partitions to give away."""
+        consumer = self._consumer
+        return {} if consumer is None else {s.name: s.topic for s in self.stages.values() if consumer.lacks(s.topic)}
+
+    def look_again(self) -> None:
+        """Asks the brokers for missing inputs now."""
+        self._consumer.look_again()
+
     def room(self) -> None:
         """Some lane has room again."""
         if self._consumer is not None:
@@ -288,7 +277,11 @@ class Delivery:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    # -- watch -----------------------------------------------------------------------------------------------------
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    def supervise(self) -> None:
+        """Starts the watch over the lanes."""
+        self.watch(Supervisor(self).run(), "supervisor")
 
     def watch(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Runs a helper task; one that dies takes the worker down with its reason."""
@@ -309,97 +302,3 @@ class Delivery:
         log.critical("%s died: %s; ending the worker", task.get_name(), error, exc_info=error)
         crash = asyncio.ensure_future(self.app.crash(error))
         self._tasks.add(crash)
-
-    def report_stopped(self, lane: Lane) -> None:
-        log.error(
-            "%s, partition %d of %s is STOPPED, others go on: %s",
-            lane.stage.name,
-            lane.tp.partition,
-            lane.tp.topic,
-            lane.stopped,
-        )
-
-    async def supervise(self) -> None:
-        """Runs as long as the worker: beats for the hang watch, looks for lanes that don't move, updates gauges."""
-        threading.Thread(target=self._watch_loop, name="headrace-hang-watch", daemon=True).start()
-        reported = looked = 0.0
-        missing: set[str] = set()
-        while True:
-            self._beat = time.monotonic()
-            await asyncio.sleep(1.0)
-            now = time.monotonic()
-            again = now - reported > REPORT_STOPPED_S
-            reported = now if again else reported
-            self._pace(now)
-            missing = self._report_missing(missing, again)
-            if missing and now - looked > LOOK_AGAIN_S:
-                looked = now
-                self._consumer.look_again()
-            stopped: dict[str, int] = dict.fromkeys((s.name for s in self.stages.values()), 0)
-            for lane in list(self.lanes.values()):
-                if lane.stopped:
-                    stopped[lane.stage.name] += 1
-                    if again:
-                        self.report_stopped(lane)
-                elif lane.ready:
-                    lane.stage.logic.tick(lane, int(time.time() * 1000))
-            for name, n in stopped.items():
-                metrics.PARTITIONS_STOPPED.labels(name).set(n)
-            await self._check_moving(now)
-
-    def missing_inputs(self) -> dict[str, str]:
-        """Inputs that aren't there, by stage; no lane tells of them, since the group has no partitions to give away."""
-        consumer = self._consumer
-        return {} if consumer is None else {s.name: s.topic for s in self.stages.values() if consumer.lacks(s.topic)}
-
-    def _report_missing(self, before: set[str], again: bool) -> set[str]:
-        missing = self.missing_inputs()
-        for stage, topic in missing.items():
-            if again or stage not in before:
-                log.error(
-                    "%s: its input %s isn't there, and nothing is read; others go on. Had it been read before, a new topic "
-                    "of that name is refused: see `When a topic was deleted` in docs/operations.md", stage, topic,
-                )  # fmt: skip
-        for stage in before - set(missing):
-            log.info("%s: its input is there again", stage)
-        return set(missing)
-
-    def _pace(self, now: float) -> None:
-        """Shares the worker's transactions a second among the lanes that had some."""
-        active = sum(now - lane.last_begin < ACTIVE_S for lane in self.lanes.values())
-        delivery = self.settings.delivery
-        self.gather_s = min(delivery.commit_interval_ms / 1000, active / delivery.transactions_per_s)
-
-    async def _check_moving(self, now: float) -> None:
-        """Raises StateError where a partition with input stands still, unless nothing can move as Kafka isn't there."""
-        since = now - self.settings.delivery.stall_timeout_s
-        still = [lane for lane in self.lanes.values() if lane.ready and not lane.idle_reason and lane.moved_at < since]
-        if not still:
-            return
-        if await answers(self.settings.kafka):
-            lane = still[0]
-            raise StateError(
-                f"{lane.stage.name}, partition {lane.tp.partition} of {lane.tp.topic} has input at offset "
-                f"{lane.position + 1} and didn't move for {now - lane.moved_at:.0f} s; the worker ends so that another "
-                "takes over"
-            )
-        for lane in still:
-            lane.moved_at = now
-
-    def _watch_loop(self) -> None:
-        """In a thread of its own. Counts its own ticks, so that a stopped and continued process isn't taken for stuck."""
-        silent, beat = 0, self._beat
-        while True:
-            threading.Event().wait(1.0)
-            silent, beat = (0, self._beat) if self._beat != beat else (silent + 1, beat)
-            if silent >= LOOP_HANG_S:
-                telling = threading.Thread(target=_tell_where, daemon=True)
-                telling.start()
-                telling.join(TELL_S)
-                os._exit(EXIT_STUCK)
-
-
-def _tell_where() -> None:
-    """Not through sys.stderr, which Faust turns into a log without a file behind it; blocks while nobody reads it."""
-    os.write(STDERR, f"headrace: the event loop hung for {LOOP_HANG_S} s; where it is:\n".encode())
-    faulthandler.dump_traceback(STDERR, all_threads=True)

@@ -135,7 +135,7 @@ class Pages:
             end = self.app.delivery.log_end(lane.tp) if lane.ready else None
             if end is not None:
                 labels = (lane.stage.name, str(lane.tp.partition))
-                metrics.LAG_RECORDS.labels(*labels).set(max(0, end - lane.expected + lane.inbox_records))
+                metrics.LAG_RECORDS.labels(*labels).set(max(0, end - lane.inbox.expected + len(lane.inbox)))
                 shown.add(labels)
         for labels in self._lags - shown:  # another worker has it now and shows it: it would be counted twice
             metrics.LAG_RECORDS.remove(*labels)

@@ -10,6 +10,7 @@ from aiokafka.structs import TopicPartition
 from prometheus_client import REGISTRY
 
 from agents.budget import Budget
+from app.delivery.inbox import Inbox
 from app.delivery.outbox import Outbox
 from app.delivery.stage import Batch
 from app.llm.budget import Request
@@ -30,7 +31,9 @@ def lag(partition: int) -> float | None:
 def test_the_lag_of_a_partition_that_went_to_another_worker_is_no_longer_shown() -> None:
     def lane(partition: int) -> Any:
         tp = TopicPartition("t", partition)
-        return SimpleNamespace(stage=SimpleNamespace(name="gauge-test"), tp=tp, ready=True, expected=5, inbox_records=0)
+        inbox = Inbox()
+        inbox.begin(5)
+        return SimpleNamespace(stage=SimpleNamespace(name="gauge-test"), tp=tp, ready=True, inbox=inbox)
 
     ends: dict[int, int | None] = {0: 15, 1: 25}
     delivery = SimpleNamespace(stages={}, lanes={n: lane(n) for n in (0, 1)}, log_end=lambda tp: ends[tp.partition])

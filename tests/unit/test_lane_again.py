@@ -50,7 +50,8 @@ class Trying(Lane):
         self.producer = "another"
 
     async def _locate(self) -> None:
-        self.ready, self._unreadable = True, None
+        self.ready = True
+        self.inbox.begin(0)
         self.post(lambda view, out: out.count("work", ""))
 
     async def _broke(self, why: str, wait_s: float) -> None:

@@ -12,8 +12,10 @@ from aiokafka.structs import TopicPartition
 from app.delivery.lane import Lane
 from app.delivery.outbox import Outbox
 from app.delivery.transaction import Transaction
+from app.delivery.transport import fetched_of
 from app.delivery.turns import Turns
 from app.errors import OutputError
+from models.events import Received
 
 
 def lane_of(told: Any = None) -> Lane:
@@ -30,8 +32,14 @@ def lane_of(told: Any = None) -> Lane:
         turns=Turns(), room=lambda: None, released=0, group="g",
     )  # fmt: skip
     state = SimpleNamespace(database=lambda partition: SimpleNamespace(changelog_offset=None))
-    stage: Any = SimpleNamespace(name="s", delivery=delivery, state=state, lane_closed=told)
+    stage: Any = SimpleNamespace(
+        name="s", delivery=delivery, state=state, lane_closed=told, decide=lambda records, lane: Outbox()
+    )
     return Lane(delivery, stage, TopicPartition("t", 0))
+
+
+def records(count: int) -> list[Received]:
+    return [Received("t", 0, offset, 1, b"k", b"v") for offset in range(count)]
 
 
 def names_of(transaction: Transaction) -> list[str]:
@@ -59,8 +67,7 @@ async def test_answers_that_arrived_are_written_behind_the_transaction_under_way
     lane.post(counting("first"))
     await under_way.wait()
     lane.post(counting("answer"))
-    input_: Any = SimpleNamespace(records=[1], size_bytes=1)
-    lane.inbox.append(input_)
+    lane.inbox.add(fetched_of(records(1), 0, 1))
     closing = asyncio.ensure_future(lane.close())
     await asyncio.sleep(0)
     lane.post(counting("too-late"))
@@ -103,7 +110,7 @@ async def test_answers_in_a_batch_that_was_computed_ahead_come_back_when_the_one
     lane.post(counting("first"))
     pumping = asyncio.ensure_future(lane._pump())
     await begun.wait()
-    lane.inbox_records = lane.delivery.batch_records  # so much input that the next batch is taken at once
+    lane.inbox.add(fetched_of(records(10), 0, 10))  # so much input that the next batch is taken at once
     lane.post(counting("ahead"))
     lane._wake.set()
     await asyncio.sleep(0.05)

@@ -8,7 +8,7 @@ import pytest
 from aiokafka.structs import TopicPartition
 
 from app.delivery.lane import MAX_BACKOFF_S, Lane
-from app.delivery.runtime import Delivery
+from app.delivery.supervisor import Supervisor
 from app.errors import StateError
 from app.kafka import answers
 from app.settings import DeliverySettings, KafkaSettings
@@ -40,18 +40,19 @@ async def test_a_lane_that_stands_still_ends_the_worker_only_while_kafka_answers
     async def answer(_: object) -> bool:
         return there
 
-    monkeypatch.setattr("app.delivery.runtime.answers", answer)
+    monkeypatch.setattr("app.delivery.supervisor.answers", answer)
     held.ready = True
     held.post(lambda view, out: None)
     settings = SimpleNamespace(kafka=None, delivery=SimpleNamespace(stall_timeout_s=60))
     delivery: Any = SimpleNamespace(lanes={held.tp: held}, settings=settings)
+    supervisor = Supervisor(delivery)
     now = time.monotonic()
     held.moved_at = now - 61
-    await Delivery._check_moving(delivery, now)
+    await supervisor._check_moving(now)
     there = True
-    await Delivery._check_moving(delivery, now + 59)  # the time begins anew when Kafka comes back
+    await supervisor._check_moving(now + 59)  # the time begins anew when Kafka comes back
     with pytest.raises(StateError, match="didn't move for 61 s"):
-        await Delivery._check_moving(delivery, now + 61)
+        await supervisor._check_moving(now + 61)
 
 
 async def test_kafka_answers_when_one_of_its_servers_does(monkeypatch: pytest.MonkeyPatch) -> None:

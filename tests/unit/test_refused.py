@@ -13,6 +13,7 @@ from faust.types import TP
 from app.delivery import transport
 from app.delivery.presence import tell_of_missing
 from app.delivery.runtime import Delivery
+from app.delivery.supervisor import Supervisor
 from app.delivery.transport import ConsumerThread
 from app.settings import load
 from models.events import Received
@@ -122,11 +123,12 @@ def test_a_missing_input_is_said_once_and_each_minute_with_its_stage(caplog: pyt
     gone = {"gone"}
     delivery.join(SimpleNamespace(lacks=lambda topic: topic in gone))
     caplog.set_level("INFO")
-    before = delivery._report_missing(set(), again=False)
-    before = delivery._report_missing(before, again=False)
+    supervisor = Supervisor(delivery)
+    supervisor._report_missing(again=False)
+    supervisor._report_missing(again=False)
     assert caplog.text.count("s-gone: its input gone isn't there") == 1
-    before = delivery._report_missing(before, again=True)
+    supervisor._report_missing(again=True)
     assert caplog.text.count("s-gone: its input gone isn't there") == 2
     gone.clear()
-    assert delivery._report_missing(before, again=False) == set()
+    supervisor._report_missing(again=False)
     assert "s-gone: its input is there again" in caplog.text

@@ -62,10 +62,8 @@ def no_trim() -> None:
     def wrong(self: Any, fetched: Any) -> None:
         if self._closing or self.stopped or not fetched.records:
             return
-        self.expected = fetched.next
-        self.inbox.append(fetched)
-        self.inbox_records += len(fetched.records)
-        self.inbox_bytes += fetched.size_bytes
+        self.inbox.expected = fetched.start
+        self.inbox.add(fetched)
         self._wake.set()
 
     Lane.accept = wrong  # type: ignore[method-assign]
