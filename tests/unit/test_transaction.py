@@ -167,18 +167,25 @@ async def test_a_batch_that_fails_when_its_transaction_was_given_up_is_no_news()
     assert not heard
 
 
-async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
-    """Sent without being added, it would be committed by the marker of the transaction before."""
+CHANGELOG = TopicPartition("changelog", 0)
+
+
+async def with_a_batch() -> tuple[TransactionManager, MessageAccumulator, asyncio.Future[Any]]:
+    """A transaction of aiokafka's, guarded as a producer's is, with one batch for the changelog that isn't sent yet."""
     manager = TransactionManager("headrace-x-0", 10_000)
     accumulator = MessageAccumulator(None, 1 << 20, 0, 30, txn_manager=manager)
     _keep_back(manager, accumulator)
     manager.set_pid_and_epoch(1, 0)
     manager.begin_transaction()
-    tp = TopicPartition("changelog", 0)
     builder = accumulator.create_builder()
     builder.append(timestamp=None, key=b"k", value=b"v")
-    sent = await accumulator.add_batch(builder, tp, 10)
-    assert manager.partitions_to_add() == {tp}  # until it is added the sender leaves it
+    return manager, accumulator, await accumulator.add_batch(builder, CHANGELOG, 10)
+
+
+async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
+    """Sent without being added, it would be committed by the marker of the transaction before."""
+    manager, accumulator, sent = await with_a_batch()
+    assert manager.partitions_to_add() == {CHANGELOG}  # until it is added the sender leaves it
     manager.error_transaction(TopicAuthorizationFailedError({"clean"}))
     assert not accumulator._batches
     with pytest.raises(TopicAuthorizationFailedError):
@@ -187,16 +194,8 @@ async def test_what_a_failed_transaction_has_not_sent_is_never_sent() -> None:
 
 
 async def test_a_batch_on_its_way_when_its_transaction_failed_is_not_sent_again() -> None:
-    manager = TransactionManager("headrace-x-0", 10_000)
-    accumulator = MessageAccumulator(None, 1 << 20, 0, 30, txn_manager=manager)
-    _keep_back(manager, accumulator)
-    manager.set_pid_and_epoch(1, 0)
-    manager.begin_transaction()
-    tp = TopicPartition("changelog", 0)
-    builder = accumulator.create_builder()
-    builder.append(timestamp=None, key=b"k", value=b"v")
-    sent = await accumulator.add_batch(builder, tp, 10)
-    batch = accumulator._pop_batch(tp)  # as the sender does
+    manager, accumulator, sent = await with_a_batch()
+    batch = accumulator._pop_batch(CHANGELOG)  # as the sender does
     manager.error_transaction(UnknownTopicOrPartitionError("clean"))
     accumulator.reenqueue(batch)
     assert not accumulator._batches
