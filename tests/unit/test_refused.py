@@ -103,16 +103,37 @@ async def test_a_partition_that_a_fetch_finds_gone_is_told() -> None:
     """Before the next fetch can go on in a new topic of that name."""
     codes = [("t", [(0, 0, b"records"), (1, UnknownTopicOrPartitionError.errno, b"")])]
 
-    async def send(node_id: int, request: object, **more: object) -> Any:
+    groups: list[object] = []
+
+    async def send(node_id: int, request: object, *, group: object = None) -> Any:
+        groups.append(group)
         return SimpleNamespace(topics=codes)
 
     told: list[Any] = []
     client = SimpleNamespace(send=send)
     tell_of_missing(client, lambda tp, error: told.append((tp, type(error), error.args)))
-    response = await client.send(1, FetchRequest(100, 1, 1, 1, [], rack_id=""))
+    response = await client.send(1, FetchRequest(100, 1, 1, 1, [], rack_id=""), group="its own connection")
     assert response.topics == codes
     await client.send(1, MetadataRequest([]))
     assert told == [(TP("t", 1), UnknownTopicOrPartitionError, ("t",))]
+    assert groups == ["its own connection", None]
+
+
+async def test_the_consumer_of_a_worker_tells_of_such_a_partition() -> None:
+    told: list[Any] = []
+    thread = thread_of(SimpleNamespace(settings=load(), refused=lambda tp, error: told.append((tp, type(error)))))
+    conf = SimpleNamespace(broker_client_id="c", id="g", broker_rebalance_timeout=60.0, broker_heartbeat_interval=3.0)
+    thread.app = SimpleNamespace(assignor=None, conf=conf)
+    consumer = thread._create_worker_consumer(None)
+    gone = SimpleNamespace(topics=[("t", [(2, UnknownTopicOrPartitionError.errno, b"")])])
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answered.set_result(gone)
+    connections = consumer._client._conns
+    connections[1, 0] = SimpleNamespace(connected=lambda: True, send=lambda request, **_: answered)
+    await consumer._client.send(1, FetchRequest(100, 1, 1, 1, [], rack_id=""))
+    connections.clear()
+    await consumer.stop()
+    assert told == [(TP("t", 2), UnknownTopicOrPartitionError)]
 
 
 def test_a_missing_input_is_said_once_and_each_minute_with_its_stage(caplog: pytest.LogCaptureFixture) -> None:

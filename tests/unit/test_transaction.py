@@ -244,13 +244,32 @@ async def test_a_slow_transaction_whose_topics_are_there_is_waited_for(monkeypat
     assert producer.client.asked == asked, "it looks on after its end"
 
 
+def sent_to(*offsets: int) -> list[Any]:
+    """Batches of a changelog, acknowledged."""
+    futures = [asyncio.get_running_loop().create_future() for _ in offsets]
+    for future, offset in zip(futures, offsets, strict=True):
+        future.set_result(SimpleNamespace(offset=offset))
+    return futures
+
+
+async def test_the_first_of_several_batches_tells_that_a_changelog_was_made_anew() -> None:
+    """The last may stand behind what was reached already."""
+    transaction._check_place("changelog", 0, sent_to(8, 20), 7)
+    with pytest.raises(ChangelogLost, match="gave offset 0 for what comes after 7"):
+        transaction._check_place("changelog", 0, sent_to(0, 20), 7)
+    with pytest.raises(ChangelogLost, match="gave offset 0 for what comes after 0"):
+        transaction._check_place("changelog", 0, sent_to(0), 0)
+
+
+async def test_a_batch_that_changes_no_state_stands_nowhere_in_the_changelog() -> None:
+    transaction._check_place("changelog", 0, [], 7)
+
+
 @pytest.mark.parametrize(("reached", "right"), [(None, True), (6, True), (7, False), (900, False)])
 async def test_a_changelog_made_anew_is_noticed_before_the_commit(reached: int | None, right: bool) -> None:
     class Writing(Waiting):
         async def send_batch(self, *batch: object, partition: int) -> Any:
-            sent = asyncio.get_running_loop().create_future()
-            sent.set_result(SimpleNamespace(offset=7))
-            return sent
+            return sent_to(7)[0]
 
     out, producer = Outbox(0), Writing(changelog=1)
     out.changelog[b"k"] = out.local[b"k"] = b"v"
