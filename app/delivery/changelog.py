@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 import aiokafka
+from aiokafka.errors import UnknownTopicOrPartitionError
 from aiokafka.structs import TopicPartition
 
 from app.delivery.database import COPY_OF
@@ -137,9 +138,18 @@ class ChangelogReader:
         self._consumer = consumer
         self._told = told or (lambda records, rows: None)
 
-    async def missing(self, copies: Iterable[Copy]) -> set[str]:
-        """Changelogs of copies that aren't there."""
-        return await missing(self._consumer._client, {copy.tp.topic for copy in copies})
+    async def missing(self, copies: Iterable[Copy]) -> list[Copy]:
+        """Copies whose changelog partition isn't there: the topic was deleted, or made anew with fewer."""
+        asked = list(copies)
+        topics = await missing(self._consumer._client, {copy.tp.topic for copy in asked})
+        return [copy for copy in asked if copy.tp.topic in topics or not await self._is_there(copy.tp)]
+
+    async def _is_there(self, tp: TopicPartition) -> bool:
+        try:
+            await find(self._consumer._client, tp.topic, tp.partition)
+        except UnknownTopicOrPartitionError:
+            return False
+        return True
 
     async def measure(self, copies: Iterable[Copy]) -> None:
         """Asks where the changelogs begin and end.

@@ -8,11 +8,10 @@ one tells the group so.
 import logging
 from pathlib import Path
 
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import for_code
 from aiokafka.protocol.group import LeaveGroupRequest
 
-from app.errors import HeadraceError
-from app.kafka import admin
+from app.kafka import KAFKA_FAILURES, admin
 from app.settings import KafkaSettings
 
 __all__ = ["forget_member", "leave_for_predecessor", "note_member"]
@@ -48,6 +47,6 @@ async def leave_for_predecessor(kafka: KafkaSettings, folder: Path, group: str) 
                 answer = await client._send_request_to_node(node, LeaveGroupRequest(group, noted[1]))
             error = for_code(answer.error_code)
             log.info("the worker that had this data folder is out of the group (%s)", error.__name__)
-        except (KafkaError, HeadraceError, OSError, TimeoutError) as error:
+        except KAFKA_FAILURES as error:
             log.info("the worker that had this data folder stays in the group for its session: %s", error)
     forget_member(folder)

@@ -25,7 +25,7 @@ from app.delivery.probe import config_of
 from app.delivery.reseed import matches_input, reseed
 from app.delivery.state import UNFINISHED, State
 from app.errors import ChangelogLost, HeadraceError, StateError
-from app.kafka import explained
+from app.kafka import KAFKA_FAILURES, explained
 from app.memory import give_back
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Restore(Service):
         while True:
             try:
                 await work()
-            except (KafkaError, OSError, TimeoutError, HeadraceError) as error:
+            except KAFKA_FAILURES as error:
                 if isinstance(error, HeadraceError) and not error.retryable:
                     raise
                 why = explained(self.delivery.settings.kafka, error)
@@ -181,10 +181,10 @@ class Restore(Service):
         try:
             async with changelog_reader(self.delivery.settings.kafka, self.progress.tell) as reader:
                 gone = await reader.missing(copies)
-                for lane in [self.delivery.lane_of(copy.tp) for copy in copies if copy.tp.topic in gone]:
+                for lane in [self.delivery.lane_of(copy.tp) for copy in gone]:
                     if lane is not None:
                         lane.hold()
-                copies = [copy for copy in copies if copy.tp.topic not in gone]
+                copies = [copy for copy in copies if copy not in gone]
                 await self._prepare(reader, copies)
                 self.progress.begin(sum(copy.remaining for copy in copies))
                 await reader.catch_up(copies)
@@ -199,7 +199,7 @@ class Restore(Service):
     async def _stand_by(self, copies: list[Copy]) -> None:
         async with changelog_reader(self.delivery.settings.kafka, self._told_standby) as reader:
             gone = await reader.missing(copies)
-            copies = [copy for copy in copies if copy.tp.topic not in gone]
+            copies = [copy for copy in copies if copy not in gone]
             await self._prepare(reader, copies)
             kept = [copy for copy in copies if copy.next <= copy.end]
             await reader.catch_up(kept)
