@@ -13,7 +13,7 @@ from app.delivery.database import RESEEDING
 from app.delivery.kinds import KINDS
 from app.delivery.maps import PackedMap
 from app.delivery.outbox import Row
-from app.delivery.probe import crc_of, known, probe, read_tail, record_at
+from app.delivery.probe import log_of, probe, read_tail
 from app.delivery.state import APPLIED, ChangelogRecord, StateRows
 from app.delivery.transaction import NO_HEADERS, acknowledged, in_transaction, marker_behind, send_rows
 
@@ -32,21 +32,19 @@ TRANSACTION_BYTES = 4 << 20
 async def matches_input(delivery: "Delivery", lane: "Lane") -> bool:
     """Whether a local copy is of the input that this group works on: its marker is the record at that place.
 
-    Where retention has taken that record, the group's committed offset has to say the same as the marker. A copy that the
-    group has gone past was left behind when the partition moved: written anew from it, State would go back.
+    Where retention or compaction has taken that record, the group's committed offset has to say the same as the marker. A
+    copy that the group has gone past was left behind when the partition moved: written anew from it, State would go back.
     """
     applied, committed = lane.stage.state.applied(lane.tp.partition), await delivery.committed(lane.tp)
     if applied is None:
         return not committed  # nothing was read yet, so nothing can be wrong
     if committed is not None and committed > applied.offset + 1:
         return False
-    async with probe(delivery.settings.kafka) as consumer:
-        await known(consumer, lane.tp)
-        start = (await consumer.beginning_offsets([lane.tp]))[lane.tp]
-        end = (await consumer.end_offsets([lane.tp]))[lane.tp]
-        if start <= applied.offset < end:
-            record = await record_at(consumer, lane.tp, applied.offset, end)
-            return record is not None and (record.timestamp, crc_of(record)) == (applied.timestamp_ms, applied.crc)
+    found = await log_of(delivery.settings.kafka, lane.tp, applied, committed, lane.stage.start)
+    if found.at_marker is not None:
+        return found.at_marker == (applied.timestamp_ms, applied.crc)
+    if found.lacks(applied.offset) and not found.compacted:
+        return False
     return bool(committed == applied.offset + 1)
 
 

@@ -1,7 +1,6 @@
 """A changelog written anew from a local copy: which copy may serve, and what others take it for (app.delivery.reseed)."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from app.delivery.changelog import Copy
 from app.delivery.database import RESEEDING
 from app.delivery.maps import Map
 from app.delivery.offline import OfflineState
+from app.delivery.positions import Log
 from app.delivery.reseed import matches_input, reseed
 from app.delivery.restore import judge
 from app.delivery.state import APPLIED, decode_applied
@@ -34,7 +34,8 @@ def copy(tmp_path: Path) -> Any:
 
 
 def lane_of(copy: Copy) -> Any:
-    return SimpleNamespace(stage=SimpleNamespace(state=copy.state), tp=INPUT, producer="its own")
+    stage = SimpleNamespace(state=copy.state, start="earliest")
+    return SimpleNamespace(stage=stage, tp=INPUT, producer="its own")
 
 
 def delivery_of(committed: int | None) -> Any:
@@ -45,26 +46,15 @@ def delivery_of(committed: int | None) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def topic(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An input of 100 records, that at offset 9 the one of the marker."""
+    said: dict[str, Any] = {"start": 0, "end": 100, "at_marker": (1, 2), "compacted": False}
 
-    async def offsets(end: int) -> dict[TopicPartition, int]:
-        return {INPUT: end}
+    async def log_of(kafka: object, tp: object, applied: object, committed: int | None, start: str) -> Log:
+        return Log(committed=committed, initial=0, **said)
 
-    @asynccontextmanager
-    async def probe(kafka: object) -> AsyncIterator[Any]:
-        yield SimpleNamespace(beginning_offsets=lambda tps: offsets(0), end_offsets=lambda tps: offsets(100))
-
-    async def known(consumer: object, tp: TopicPartition) -> None:
-        """It is there."""
-
-    async def record_at(consumer: object, tp: TopicPartition, offset: int, end: int) -> Any:
-        return SimpleNamespace(timestamp=1, value=b"v")
-
-    monkeypatch.setattr(module, "probe", probe)
-    monkeypatch.setattr(module, "known", known)
-    monkeypatch.setattr(module, "record_at", record_at)
-    monkeypatch.setattr(module, "crc_of", lambda record: 2)
+    monkeypatch.setattr(module, "log_of", log_of)
+    return said
 
 
 @pytest.mark.parametrize(
@@ -76,6 +66,25 @@ async def test_a_copy_that_the_group_has_gone_past_does_not_serve(
     copy: Copy, committed: int | None, right: bool
 ) -> None:
     """It was left behind when the partition moved: State would go back, and outputs be written twice."""
+    assert await matches_input(delivery_of(committed), lane_of(copy)) is right
+
+
+@pytest.mark.parametrize(
+    ("log", "committed", "right"),
+    [
+        ({"at_marker": (1, 3)}, 10, False),
+        ({"at_marker": None}, 10, False),
+        ({"at_marker": None, "compacted": True}, 10, True),
+        ({"at_marker": None, "compacted": True}, None, False),
+        ({"at_marker": None, "start": 50}, 10, True),
+        ({"at_marker": None, "start": 50}, 7, False),
+    ],
+    ids=["another record", "a hole", "compacted away", "compacted, forgotten", "expired", "expired, set back"],
+)
+async def test_a_copy_whose_record_the_input_lacks_serves_where_it_may_be_gone_and_the_group_stands_there(
+    copy: Copy, topic: dict[str, Any], log: dict[str, Any], committed: int | None, right: bool
+) -> None:
+    topic.update(log)
     assert await matches_input(delivery_of(committed), lane_of(copy)) is right
 
 
