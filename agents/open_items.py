@@ -105,7 +105,7 @@ class OpenItems:
         taken = self._partitions.setdefault(lane.tp, _Taken())
         parked: dict[bytes, Open] = {}
         if taken.lane is not lane:
-            parked, taken.known = taken.known, {}
+            parked, taken.known, taken.closing = taken.known, {}, set()
         taken.lane, taken.highest = lane, b""
         self._take_up(lane, taken, parked)
         left = list(parked.values())  # their outcome is written, or others went on with them

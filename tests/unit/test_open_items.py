@@ -216,6 +216,19 @@ def test_what_another_worker_went_on_with_meanwhile_is_taken_from_state(desk: De
     assert not after.posted
 
 
+def test_an_answer_that_another_worker_went_past_closes_nothing_here(desk: Desk) -> None:
+    partition = Partition()
+    partition.rows = {open_key(7): item("e-7")}
+    desk.items.ready(before := partition.lane())
+    desk.items.finish(desk.opened[0], ANSWER, "deep", "posted, and never written")
+    desk.items.closed(before)
+    partition.rows[open_key(7)].round = 2
+    desk.items.ready(after := partition.lane())
+    assert len(desk.opened) == 2, "it is asked about anew"
+    assert not desk.items.committed(after)
+    assert not after.posted
+
+
 def test_equal_offsets_of_two_partitions_that_moved_are_both_let_go(desk: Desk) -> None:
     first, second, kept = Partition(0), Partition(1), Partition(2)
     first.rows, second.rows = {open_key(1): item("e-1")}, {open_key(1): item("e-2")}
