@@ -67,7 +67,7 @@ def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
     """Arguments that every aiokafka client of ours takes: servers, security, request time limit."""
     make_no_topics()
     kwargs: dict[str, Any] = {
-        "bootstrap_servers": [server.strip() for server in kafka.bootstrap_servers.split(",")],
+        "bootstrap_servers": _servers(kafka),
         "security_protocol": kafka.security_protocol,
         "request_timeout_ms": int(kafka.request_timeout_s * 1000),
     }
@@ -83,12 +83,17 @@ def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
     return kwargs
 
 
+def _servers(kafka: KafkaSettings) -> list[str]:
+    return [server.strip() for server in kafka.bootstrap_servers.split(",")]
+
+
 async def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError:
     """The error to show when no broker answers: what the first one says to us, and what to do about that."""
     secured: str = kafka.security_protocol
     if secured.startswith("SASL"):
         secured += f" {kafka.sasl_mechanism} as {kafka.username}"
-    met = await _met(kafka) or error
+    host, port = _hosts(kafka)[0]
+    met = await _met(kafka, host, port) or error
     name = type(met).__name__
     why = re.sub(rf"^(\[Error \d+\] )?{name}: ", "", str(met))
     return BrokerError(f"no Kafka at {kafka.bootstrap_servers} answers with {secured} ({name}: {why}); {_advice(met)}")
@@ -96,20 +101,18 @@ async def unreachable(kafka: KafkaSettings, error: BaseException) -> BrokerError
 
 async def answers(kafka: KafkaSettings) -> bool:
     """Whether one of the servers that the settings name takes a connection of ours, within 5 s."""
-    found = await asyncio.gather(*(_met(kafka, number) for number in range(len(_hosts(kafka)))))
+    found = await asyncio.gather(*(_met(kafka, host, port) for host, port in _hosts(kafka)))
     return None in found
 
 
-def _hosts(kafka: KafkaSettings) -> list[tuple[str, int, Any]]:
-    found: list[tuple[str, int, Any]] = collect_hosts(client_kwargs(kafka)["bootstrap_servers"], randomize=False)
-    return found
+def _hosts(kafka: KafkaSettings) -> list[tuple[str, int]]:
+    return [(host, port) for host, port, _ in collect_hosts(_servers(kafka), randomize=False)]
 
 
-async def _met(kafka: KafkaSettings, number: int = 0) -> BaseException | None:
+async def _met(kafka: KafkaSettings, host: str, port: int) -> BaseException | None:
     """What a plain connection to a server meets: aiokafka's clients keep it for their log."""
     kwargs = client_kwargs(kafka) | {"request_timeout_ms": TRIAL_TIMEOUT_MS}
     del kwargs["bootstrap_servers"]
-    host, port, _ = _hosts(kafka)[number]
     try:
         (await create_conn(host, port, **kwargs)).close()
     except (KafkaError, OSError, TimeoutError) as error:
@@ -154,10 +157,10 @@ def is_refusal(error: BaseException) -> bool:
 def explained(kafka: KafkaSettings, error: BaseException) -> str:
     """An error for the log. A refusal names the user and what was refused, a missing topic its name; and what to do."""
     if isinstance(error, UnknownTopicOrPartitionError) and error.args:
-        make = "a worker that starts makes it, empty" if kafka.manage_topics == "create" else "make it"
         return (
-            f"topic {error.args[0]} isn't there; {make}. `headrace check` tells its shape. Nothing is committed meanwhile, and "
-            "work goes on here once it is there"
+            f"topic {error.args[0]} isn't there; `headrace check` tells its shape. One that is only written, or a changelog, can "
+            "be made anew, and work goes on here; an input has to come back as it was (docs/operations.md, When a topic was "
+            "deleted)"
         )
     if not is_refusal(error):
         return f"{type(error).__name__}: {error}"[:300]

@@ -69,14 +69,13 @@ async def test_a_topic_or_partition_that_is_missing_is_named(topic: str, said: s
     assert met.value.args == (said,)
 
 
-@pytest.mark.parametrize(
-    ("manage", "what"), [("create", "a worker that starts makes it"), ("check", "isn't there; make it. ")]
-)
-def test_a_missing_topic_is_explained_with_what_to_do(manage: str, what: str) -> None:
-    said = explained(KafkaSettings(manage_topics=manage), UnknownTopicOrPartitionError("clean-events"))
-    assert said.startswith("topic clean-events isn't there")
-    assert what in said
-    assert "work goes on here once it is there" in said
+def test_a_missing_topic_is_explained_with_what_may_be_made_anew() -> None:
+    """An input made anew stops its partitions: nobody may be told to make one."""
+    said = explained(KafkaSettings(), UnknownTopicOrPartitionError("rekeyed"))
+    assert said.startswith("topic rekeyed isn't there; `headrace check`")
+    assert "only written, or a changelog, can be made anew" in said
+    assert "an input has to come back as it was" in said
+    assert "When a topic was deleted" in said
 
 
 def test_a_question_about_topics_makes_none() -> None:
