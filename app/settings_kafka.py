@@ -108,7 +108,7 @@ class DeliverySettings(Section):
     max_input_bytes: int = Field(64 << 20, ge=1 << 20, description="Input held in memory by a worker, all stages.")
     max_output_bytes: int = Field(32 << 20, ge=1 << 20, description="Output not yet written, all stages.")
     transaction_timeout_s: float = Field(20.0, ge=5, le=900, description="The broker aborts a transaction after this.")
-    retry_backoff_s: float = Field(0.5, gt=0, le=60, description="First wait of a broken lane; doubles up to 30 s.")
+    retry_backoff_s: float = Field(0.5, gt=0, le=5, description="First wait of a broken lane; doubles up to 5 s.")
     stall_timeout_s: float = Field(
         60.0,
         ge=10,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aiokafka.structs import TopicPartition
+from pydantic import ValidationError
 
 from app.delivery.lane import MAX_BACKOFF_S, Lane
 from app.delivery.supervisor import Supervisor
@@ -69,3 +70,21 @@ async def test_kafka_answers_when_one_of_its_servers_does(monkeypatch: pytest.Mo
 def test_a_lane_that_pauses_after_errors_is_never_taken_for_stuck() -> None:
     least = next(each.ge for each in DeliverySettings.model_fields["stall_timeout_s"].metadata if hasattr(each, "ge"))
     assert least >= 2 * MAX_BACKOFF_S
+
+
+def test_the_first_pause_after_an_error_is_never_longer_than_those_that_follow() -> None:
+    assert DeliverySettings(retry_backoff_s=MAX_BACKOFF_S).retry_backoff_s == MAX_BACKOFF_S
+    with pytest.raises(ValidationError, match="retry_backoff_s"):
+        DeliverySettings(retry_backoff_s=MAX_BACKOFF_S + 0.1)
+
+
+async def test_looking_for_an_answer_reads_certificates_once_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[KafkaSettings] = []
+
+    async def connect(host: str, port: int, **_: object) -> Any:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("app.kafka.create_conn", connect)
+    monkeypatch.setattr("app.kafka.ssl_context", read.append)
+    assert not await answers(KafkaSettings(bootstrap_servers="a:1,b:2,c:3"))
+    assert len(read) == 3
