@@ -39,13 +39,14 @@ class Expiry:
             return
         self._next_ms = {k: v for k, v in self._next_ms.items() if k.ready}
         self._next_ms[lane] = now_ms + EVERY_MS
-        records = self._old(lane.view, now_ms)
+        records, more = self._old(lane.view, now_ms)
         if records:
-            if self._enough(records):
-                self._next_ms[lane] = now_ms  # there is more: go on at the next tick
+            if more:
+                self._next_ms[lane] = now_ms  # go on at the next tick
             lane.post(self._remove)
 
-    def _old(self, view: View, now_ms: int) -> list[tuple[bytes, bytes]]:
+    def _old(self, view: View, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """What is to go now; and whether a bound was reached, so that there may be more."""
         limit = self.of.age_limit(now_ms - self.horizon_ms)
         over = self._over(view)
         found: list[tuple[bytes, bytes]] = []
@@ -56,13 +57,8 @@ class Expiry:
             found.append((record, packed))
             rows, size = rows + self.of.count(packed), size + len(packed)
             if len(found) >= RECORDS_A_TIME or rows >= ROWS_A_TIME or size >= BYTES_A_TIME:
-                break
-        return found
-
-    def _enough(self, records: list[tuple[bytes, bytes]]) -> bool:
-        """Whether a bound was reached, so that there may be more."""
-        rows, size = sum(self.of.count(p) for _, p in records), sum(len(p) for _, p in records)
-        return len(records) >= RECORDS_A_TIME or rows >= ROWS_A_TIME or size >= BYTES_A_TIME
+                return found, True
+        return found, False
 
     def _over(self, view: View) -> int:
         """How many records there are too many; counts no further than it has to."""
@@ -72,7 +68,7 @@ class Expiry:
         return sum(1 for _ in itertools.islice(rows, self.most + RECORDS_A_TIME)) - self.most
 
     def _remove(self, view: View, out: Outbox) -> None:
-        for record, packed in self._old(view, out.now_ms):
+        for record, packed in self._old(view, out.now_ms)[0]:
             rows = self.of.unpack(packed)
             now = view.get_raw(self.of, [key for key, _ in rows])
             out.expire_packed(self.of, record, packed, now)

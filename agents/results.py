@@ -100,7 +100,7 @@ class _Oldest(Expiry):
         through = Rows(view, out)
         raw = through.get_raw(SIZE, [TOTAL])[0]
         total = Size() if raw is None else SIZE.decode(raw)
-        for record, packed in self._old(view, out.now_ms):
+        for record, packed in self._old(view, out.now_ms)[0]:
             if record in out.local and out.local[record] is None:
                 continue  # removed by an earlier work of this transaction
             rows = KEPT.unpack(packed)
