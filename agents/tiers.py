@@ -34,6 +34,9 @@ LONGEST_REST_S = 1.0
 BUDGET_WAIT_MS = 3000
 """How often events that wait for the budget look again; each look costs no call."""
 
+ROUNDS_OF_BAD_ANSWERS = 2
+"""The round whose answers weren't valid, and one more some minutes later; each asks a provider up to six times."""
+
 
 class Tiers:
     """Asks about items that `enqueue` gets, and gives their outcome to `items`.
@@ -225,13 +228,10 @@ class Tiers:
         except OverBudget as error:
             for each in (open_, *self.same.leave(open_)):
                 self._over_budget(each, error)
-        except RoundUsed as error:
+        except (RoundUsed, Unanswerable) as error:
+            due_ms = self._next_round_ms()  # one for all, so that equal texts share a call again
             for each in (open_, *self.same.leave(open_)):
-                self._hold(each, error, self._prompt(each, open_, error.exchange))
-        except Unanswerable as error:
-            for each in (open_, *self.same.leave(open_)):
-                each.item.tried = error.tried
-                self._items.review(each, error.cause, error.attempts, self._prompt(each, open_, error.exchange))
+                self._round_over(each, error, due_ms, self._prompt(each, open_, error.exchange))
         else:
             self._answered(open_, answer, client)
 
@@ -275,21 +275,38 @@ class Tiers:
             open_.item.tried = error.tried
             self._items.review(open_, "over-budget", 0)
 
-    def _hold(self, open_: Open, error: RoundUsed, also: Iterable[Callable[[Outbox], None]] = ()) -> None:
-        """Keeps an item in State until it is due for another round; after the last one a person decides."""
-        item, limits = open_.item, self.settings.classify
+    def _next_round_ms(self) -> int:
+        spread = random.uniform(0.9, 1.1)  # noqa: S311 - so that not all come back in the same moment
+        return now_ms() + int(self.settings.classify.retry_s * 1000 * spread)
+
+    def _round_over(
+        self,
+        open_: Open,
+        error: RoundUsed | Unanswerable,
+        due_ms: int,
+        also: Iterable[Callable[[Outbox], None]] = (),
+    ) -> None:
+        """Keeps an item in State until it is due for another round; a person decides when that has no hope or was the last.
+
+        Providers that fail get `classify.max_rounds`. Where they answer, but not validly, it may be chance or the text: one
+        round more makes up for chance, and a text that no model can answer isn't paid for in all rounds. Rounds before count
+        whatever used them up, so that State needs no second count.
+        """
+        item, most = open_.item, self.settings.classify.max_rounds
         if open_.done:
             return
-        item.round += 1
         item.attempts += error.attempts
         item.tried = error.tried
-        if item.round >= limits.max_rounds:
-            self._items.review(open_, "rounds-used", 0, also)
+        item.round += error.retryable
+        cause = "rounds-used"
+        if isinstance(error, Unanswerable):
+            cause, most = error.cause, min(most, ROUNDS_OF_BAD_ANSWERS)
+        if not error.retryable or item.round >= most:
+            self._items.review(open_, cause, 0, also)
             return
-        spread = random.uniform(0.9, 1.1)  # noqa: S311 - so that not all come back in the same moment
-        item.due_ms = now_ms() + int(limits.retry_s * 1000 * spread)
+        item.due_ms = due_ms
         self._items.keep(open_)
         self._held.put(open_)
 
     def _bug(self, open_: Open) -> None:
-        self._hold(open_, RoundUsed(0, ["a bug in this program; see the log"]))
+        self._round_over(open_, RoundUsed(0, ["a bug in this program; see the log"]), self._next_round_ms())

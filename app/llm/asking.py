@@ -29,7 +29,7 @@ MOST_TOGETHER = 3
 """Answers an event may spoil at one provider in company; from then on it is asked alone."""
 
 MOST_ALONE = 3
-"""And alone. One in 15 lone answers of a bad day is spoilt by chance: two tries would send 1 event in 3,000 to a person."""
+"""And alone. One in 15 lone answers of a bad day is spoilt by chance: two tries would cost 1 event in 3,000 another round."""
 
 CAUSES = {"length": "cut", "content_filter": "content-filter"}
 

@@ -19,7 +19,7 @@ from typing import Any
 from app.llm.asking import Item, ask_provider
 from app.llm.client import ChatClient
 from app.llm.ledger import Ledger
-from app.llm.outcomes import NotNow, OverBudget, RoundUsed, Unanswerable
+from app.llm.outcomes import CHANCE, NotNow, OverBudget, RoundUsed, Unanswerable
 from app.llm.prompts import PromptBuilder
 from app.llm.provider import Provider
 from app.llm.purse import Purse
@@ -116,7 +116,7 @@ class DeepClassifier:
             RoundUsed: every provider allowed was asked in vain; some failed. Retryable.
             NotNow: none may be asked now. Retryable.
             OverBudget: none may be asked for the budget's sake. Retryable.
-            Unanswerable: no valid answer for this event. Not retryable.
+            Unanswerable: no valid answer for this event. Retryable where that may be chance.
         """
         prompts = self._prompts.get(request.task)
         if prompts is None:
@@ -270,7 +270,8 @@ class DeepClassifier:
         tried = [f"{provider.name}: {what}" for provider, (_, what) in kinds.items()]
         bad = [what for kind, what in kinds.values() if kind == "bad"]
         if len(bad) == len(kinds):
-            item.fail(Unanswerable(bad[-1], item.attempts, tried, item.exchange))
+            cause = next((what for what in reversed(bad) if what in CHANCE), bad[-1])
+            item.fail(Unanswerable(cause, item.attempts, tried, item.exchange))
         elif any(kind == "budget" for kind, _ in kinds.values()):
             item.fail(OverBudget(tried))
         elif bad or any(kind == "failed" and provider.ready_in_s <= 0 for provider, (kind, _) in kinds.items()):

@@ -4,13 +4,17 @@ ModelError
 ├── ModelUnavailable
 │   ├── RoundUsed       every provider that may be asked was, and failed: hold the event, then again
 │   └── NotNow          no provider may be asked now (breakers open, refusals): ask later, no round is used
-└── Unanswerable        all providers gave no valid answer: for a person
+└── Unanswerable        all providers gave no valid answer: one round more where that may be chance, else for a person
 """
 
 from app.errors import ModelError, ModelUnavailable
 from models.events import Exchange
 
-__all__ = ["NotNow", "OverBudget", "RoundUsed", "Unanswerable"]
+__all__ = ["CHANCE", "NotNow", "OverBudget", "RoundUsed", "Unanswerable"]
+
+CHANCE = ("no-answer", "cut")
+"""Causes of `Unanswerable` that may be chance: answers came, and none was valid. A filter, a refusal or a policy says the same
+when it is asked again."""
 
 
 class RoundUsed(ModelUnavailable):
@@ -53,10 +57,10 @@ class OverBudget(ModelUnavailable):
 
 
 class Unanswerable(ModelError):
-    """No valid answer for this event; asking again won't help. Not retryable.
+    """No valid answer for this event. Retryable where `cause` is one of `CHANCE`.
 
     Args:
-        cause: a stable word: no-answer, cut, content-filter, prompt-refused, no-provider-allowed.
+        cause: a stable word: no-answer, cut, content-filter, prompt-refused, no-provider-allowed, task-removed.
         attempts: how often it was asked.
         tried: `provider: what came of it`, in order.
         exchange: the last that was answered or refused, where that is kept.
@@ -65,3 +69,4 @@ class Unanswerable(ModelError):
     def __init__(self, cause: str, attempts: int, tried: list[str], exchange: Exchange | None = None) -> None:
         super().__init__(f"no valid answer after {attempts} attempts ({cause})")
         self.cause, self.attempts, self.tried, self.exchange = cause, attempts, tried, exchange
+        self.retryable = cause in CHANCE

@@ -267,6 +267,8 @@ async def test_what_went_to_review_shows_what_was_said_of_it(stage: Stage) -> No
 
     stage.tiers.client.classify = refuse  # type: ignore[method-assign]
     await stage.tiers._ask_deep(open_)
+    assert stage.told("e1") is None, "it is asked once more"
+    await stage.tiers._ask_deep(open_)
     assert stage.told("e1")["exchange"]["answer"] == '{"1": "payment"}'
     await stage.tiers.stop()
 

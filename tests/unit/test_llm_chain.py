@@ -113,6 +113,16 @@ async def test_event_that_all_providers_spoil_is_unanswerable_with_what_each_did
         assert (error.attempts, error.tried) == (6, ["p0: no-answer", "p1: no-answer"])
 
 
+async def test_what_one_provider_refuses_and_another_spoils_may_still_be_answered_by_that_one() -> None:
+    async with servers() as (one, two), chain(settings(one, two)) as deep:
+        one.by_text["hello"] = "greeting"
+        two.always = mf.status(400, error_code="content_filter")
+        (error,) = await ask(deep, request("hello"))
+        assert isinstance(error, Unanswerable)
+        assert (error.cause, error.retryable) == ("no-answer", True)
+        assert error.tried == ["p0: no-answer", "p1: prompt-refused"]
+
+
 async def test_chain_used_up_gives_every_cause() -> None:
     async with servers() as (one, two), chain(settings(one, two)) as deep:
         one.always, two.always = mf.status(500), mf.reset()
@@ -144,7 +154,7 @@ async def test_source_and_task_of_a_policy_decide_and_an_event_nobody_may_see_go
             assert answered(await ask(deep, request("hello"))) == [("p1", "other")]
             (error,) = await ask(deep, request("hello", topic="elsewhere"))
             assert isinstance(error, Unanswerable)
-            assert (error.cause, one.calls) == ("no-provider-allowed", [])
+            assert (error.cause, error.retryable, one.calls) == ("no-provider-allowed", False, [])
 
 
 async def test_open_breaker_leaves_the_provider_alone_but_for_one_probe_and_uses_no_round() -> None:

@@ -125,7 +125,7 @@ async def test_text_that_spoils_its_answer_is_unanswerable_and_the_others_are_no
         answers = await ask(classifier)
     odd = answers.pop(3)
     assert isinstance(odd, Unanswerable)
-    assert (odd.cause, odd.attempts, odd.retryable) == ("no-answer", 4, False)
+    assert (odd.cause, odd.attempts, odd.retryable) == ("no-answer", 4, True)
     assert list(categories(answers)) == RIGHT[:3] + RIGHT[4:]
     assert [call.items for call in server.calls[1:]] == [["hello"]] * 3
 
@@ -235,7 +235,7 @@ async def test_lone_prompt_that_is_refused_is_unanswerable(server: ms.ModelServe
     async with deep(server) as classifier:
         [error] = await ask(classifier, ["x"])
     assert isinstance(error, Unanswerable)
-    assert error.cause == "prompt-refused"
+    assert (error.cause, error.retryable) == ("prompt-refused", False)
 
 
 async def test_cancelled_caller_breaks_nobody(server: ms.ModelServer) -> None:

@@ -21,7 +21,8 @@ __all__ = ["Findings", "Snapshot", "check", "folded"]
 EPOCH = 1 << 62
 EXAMPLES = 3
 CALLS_A_ROUND = 9
-"""Three wire calls for each of up to three answers that a text may spoil at one provider."""
+"""Three wire calls for each of three answers. A round allows six, but only a fault that spoils answers needs them, and that
+one allows twenty rounds."""
 
 Folded = dict[int, dict[bytes, bytes]]
 """Partition -> rows that a changelog ends with."""

@@ -244,7 +244,7 @@ def hangs(rig: Rig) -> None:
 
 
 def bad_answers(rig: Rig) -> None:
-    """Missing, extra, doubled and unknown labels, cut and broken JSON. A text that is spoilt too often may go to review."""
+    """Missing, extra, doubled and unknown labels, cut and broken JSON. A text that two rounds spoil goes to review."""
     rig.reviews_allowed = True
     kinds = [
         answer(missing=[1, 2, 3]), answer(extra={99: "payment", 0: "order"}), answer(twice={1: "order", 2: "nothing"}),
