@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from dataclasses import field as made
 from typing import Any
 
-from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from agents.markers import Marker, Markers
 from agents.redrive import MAX_ATTEMPTS, OnProgress, Redrive, Tally, editable_of, may_edit, targets_of
-from app.errors import HeadraceError
+from app.kafka import KAFKA_FAILURES
 from app.logic.redrive import DeadLetter, Selection, examine, position_of
 from app.settings import Settings
 from app.web.history import History
@@ -195,7 +194,7 @@ class Letters:
             asked = Asked(topic=self._dead, since_ms=wanted.since_ms, rows=0)
             found.progress = await scan(self._settings, asked, budget, take)
             found.partial = "" if found.progress.why == "complete" else found.progress.why
-        except (HeadraceError, KafkaError, OSError, TimeoutError):
+        except KAFKA_FAILURES:
             found.partial = "kafka"
         found.done = True
         return found
@@ -241,7 +240,7 @@ class Letters:
         stop: asyncio.Event | None = None,
     ) -> Tally:
         """What `redrive` (or `discard`) would move. Writes nothing."""
-        run = self._run(selection, progress, stop, withheld=self.withheld(may_review=may_review))
+        run = self._run(selection, progress, stop or asyncio.Event(), withheld=self.withheld(may_review=may_review))
         return await run.look(discard=discard)
 
     async def redrive(
@@ -265,6 +264,7 @@ class Letters:
         Raises:
             BrokerError: Kafka fails, or another program began a redrive; what was moved is marked. Retryable.
         """
+        stop = stop or asyncio.Event()  # other pages may set it, see `moving`
         run = self._run(
             selection, self._shown(progress), stop, withheld=self.withheld(may_review=may_review), edited=edited
         )
@@ -278,15 +278,13 @@ class Letters:
         Raises:
             BrokerError: as `redrive`.
         """
+        stop = stop or asyncio.Event()  # as in `redrive`
         return await self._in_turn(self._run(selection, self._shown(progress), stop).discard, stop)
 
-    def _run(
-        self, selection: Selection, progress: OnProgress | None, stop: asyncio.Event | None, **rules: Any
-    ) -> Redrive:
+    def _run(self, selection: Selection, progress: OnProgress | None, stop: asyncio.Event, **rules: Any) -> Redrive:
         return Redrive(self._settings, selection, max_attempts=MAX_ATTEMPTS, progress=progress, stop=stop, **rules)
 
-    async def _in_turn(self, work: Callable[[], Awaitable[Tally]], stop: asyncio.Event | None) -> Tally:
-        stop = stop or asyncio.Event()
+    async def _in_turn(self, work: Callable[[], Awaitable[Tally]], stop: asyncio.Event) -> Tally:
         async with self._turn(stop) as ours:
             if not ours:
                 return Tally(stopped=True)

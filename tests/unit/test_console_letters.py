@@ -274,7 +274,7 @@ async def test_a_run_that_waits_for_another_can_be_stopped_and_the_other_goes_on
         return Tally()
 
     def run(name: str, stop: asyncio.Event | None = None) -> asyncio.Future[Tally]:
-        return asyncio.ensure_future(letters._in_turn(lambda: work(name), stop))
+        return asyncio.ensure_future(letters._in_turn(lambda: work(name), stop or asyncio.Event()))
 
     stop = asyncio.Event()
     first, second, third = run("first"), run("second", stop), run("third")

@@ -1,12 +1,14 @@
 """Grouping of dead letters, and what an action on a group is about. The reading is in tests/integration/test_letters.py."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from agents.markers import Marker
+from agents.redrive import Tally
 from app.logic.dead import dead_headers
-from app.logic.redrive import DeadLetter, examine
+from app.logic.redrive import DeadLetter, Selection, examine
 from app.settings import load
 from app.web.letters import Group, Letters, Wanted
 from models.events import Bad, Received
@@ -109,3 +111,31 @@ def test_a_group_s_action_leaves_what_would_go_to_another_topic(letters: Letters
     selection = one.selection(Wanted())
     assert selection is not None
     assert (selection.takes(letter(1)), selection.takes(elsewhere)) == (True, False)
+
+
+class Held:
+    """A run that goes on until it is stopped."""
+
+    def __init__(self, *_: Any, stop: asyncio.Event | None = None, **rules: Any) -> None:
+        self._stop = stop or asyncio.Event()
+
+    async def run(self) -> Tally:
+        await self._stop.wait()
+        return Tally(stopped=True)
+
+    discard = run
+
+
+@pytest.mark.parametrize("action", ["redrive", "discard"])
+async def test_a_run_whose_page_stops_nothing_is_stopped_by_another(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    monkeypatch.setattr("app.web.letters.Redrive", Held)
+    selection = Selection(ids={"0/1"})
+    acts = {"redrive": lambda: letters.redrive(selection, may_review=False), "discard": lambda: letters.discard(selection)}
+    async with asyncio.timeout(5):
+        acting = asyncio.ensure_future(acts[action]())
+        while letters.moving is None:
+            await asyncio.sleep(0)
+        letters.moving.stop.set()
+        assert (await acting).stopped

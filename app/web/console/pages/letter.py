@@ -168,7 +168,7 @@ class LetterPanel:
             target, detail = f"dead-letter/{opened.letter.position}", {"reason": opened.letter.reason, **detail}
             done = await audited(self.visit, action, target, detail, run)
             moved = done.moved.total()
-            said = self.t(f"did_{action}", count=moved) + left_over(self.visit, done)
+            said = self.t(f"{'stopped' if done.stopped else 'did'}_{action}", count=moved) + left_over(self.visit, done)
             ui.notify(said, type="positive" if moved else "warning")
             self.dialog.close()
             await self._changed()
