@@ -211,7 +211,7 @@ class ConsoleSettings(Section):
     )
     token: SecretStr = Field(
         SecretStr(""),
-        description="Of the link with which the first person gets in, on loopback and while there are no users. "
+        description="Of the link with which the first person gets in, on loopback, while there are no users and no console.oidc. "
         "`headrace run` sets it; empty: a random one. From the environment only.",
     )
     session_s: float = Field(

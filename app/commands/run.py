@@ -149,7 +149,8 @@ class Machine:
             return False
 
         self._await("the console", "web", answers)
-        return url if self._has_users() or limits.host not in LOOPBACK else f"{url}?token={self.token}"
+        without_link = limits.host not in LOOPBACK or settings.console.oidc.issuer or self._has_users()
+        return url if without_link else f"{url}?token={self.token}"
 
     def _has_users(self) -> bool:
         kafka = settings.kafka.model_copy(update={"bootstrap_servers": self.bootstrap})

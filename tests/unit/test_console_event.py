@@ -72,6 +72,8 @@ class Topics:
     read_at: list[str]
     hidden: int
     """So often a result isn't there yet."""
+    now_s: float
+    """The page's clock; each look for a result takes a second."""
 
     def __init__(self, settings: Any) -> None: ...
 
@@ -95,6 +97,7 @@ class Topics:
         if writes(step) is None:
             return None
         Topics.read_at.append(f"written {step['map']}")
+        Topics.now_s += 1
         if Topics.hidden:
             Topics.hidden -= 1
             return None
@@ -108,8 +111,9 @@ class Topics:
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Guard, Console]]:
     app, console = console_app()
-    Topics.read_at, Topics.hidden = [], 0
+    Topics.read_at, Topics.hidden, Topics.now_s = [], 0, 0.0
     monkeypatch.setattr(page, "History", Topics)
+    monkeypatch.setattr(page, "time", SimpleNamespace(monotonic=lambda: Topics.now_s))
     monkeypatch.setattr(page, "FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(traces, "LOOKS_PER_S", 1e9)
     monkeypatch.setattr(traces, "SHARED_S", 0.0)
@@ -202,14 +206,14 @@ async def test_it_is_not_at_its_end_while_a_worker_that_may_know_more_is_silent(
         assert not view._at_its_end
 
 
-async def test_a_result_that_another_transaction_hides_for_a_moment_is_looked_for_again(
+async def test_a_result_that_a_killed_worker_s_transaction_hides_is_looked_for_until_that_is_aborted(
     served: tuple[Guard, Console],
 ) -> None:
-    Topics.hidden = 2
+    Topics.hidden = round(served[1].settings.delivery.transaction_timeout_s) + 10  # looks, of a second each
     view = await view_of(served, State([SEEN, DEEP]))
     await view.watch()
     assert view._result is not None
-    assert Topics.read_at.count("written answered") == 3
+    assert Topics.hidden == 0
     Topics.hidden = 2
     view = await view_of(served, State([{**SEEN, "outcome": "rule"}]))
     await view.watch()
@@ -219,6 +223,13 @@ async def test_a_result_that_another_transaction_hides_for_a_moment_is_looked_fo
     await view.watch()
     assert view._result is None
     assert view.live.text.startswith("At its end")
+
+
+async def test_a_look_that_finds_nothing_of_what_is_hidden_is_no_news(served: tuple[Guard, Console]) -> None:
+    Topics.hidden = 2
+    view, state = await view_of(served, State()), State([SEEN, DEEP])
+    with view.client:
+        assert [await view._look(Traces(state).look) for _ in range(4)] == [True, False, True, False]
 
 
 async def test_a_decision_ends_it_and_one_that_is_taken_back_goes(served: tuple[Guard, Console]) -> None:

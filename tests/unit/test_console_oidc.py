@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
+from app.web.console.app import _show_link
 from app.web.console.context import Console
 from app.web.console.sessions import COOKIE
 from app.web.users import hash_password
@@ -255,6 +256,46 @@ async def test_who_has_no_role_is_refused_by_name_and_it_is_audited(provider: Pr
     (record,) = audited(console)
     assert (record["user"], record["action"], record["target"]) == ("(nobody)", "login-refused", "oidc:<b>eve</b>")
     assert record["detail"] == {"why": "no role", "subject": "7"}
+
+
+@pytest.mark.parametrize("why", ["no role", "a code that isn't taken"])
+async def test_an_address_whose_logins_fail_has_to_wait_and_others_do_not(provider: Provider, why: str) -> None:
+    app, console = console_of(provider, client_secret="wrong" if why != "no role" else SECRET)
+    if why == "no role":
+        provider.claims |= {"groups": []}
+    async with at(app) as http:
+        for _ in range(console.settings.console.login_failures):
+            assert (await log_in(http)).status_code in (403, 502)
+        back, asked = await gone_there(http), provider.asked.count("/token")
+        reply = await http.get(back)
+        assert (reply.status_code, session_of(console, reply)) == (429, None)
+        assert 0 < int(reply.headers["retry-after"]) <= 30
+    assert provider.asked.count("/token") == asked
+    assert console.oidc_attempts.wait_s("", "10.0.0.1") == 0
+    assert console.attempts.wait_s("", "127.0.0.1") == 0  # passwords are counted apart
+
+
+async def test_a_provider_that_is_down_makes_nobody_wait(provider: Provider) -> None:
+    app, console = console_of(provider)
+    async with at(app) as http:
+        for _ in range(console.settings.console.login_failures + 1):
+            provider.status = 200
+            back = await gone_there(http)
+            provider.status = 500
+            assert (await http.get(back)).status_code == 503
+        provider.status = 200
+        assert session_of(console, await log_in(http)) is not None
+
+
+async def test_where_the_provider_lets_people_in_no_link_does(provider: Provider) -> None:
+    app, console = console_of(provider)
+    console.book.entries.clear()
+    said: list[str] = []
+    await _show_link(console, said.append)
+    assert said == [f"console at {console.url}"]
+    async with at(app) as http:
+        reply = await http.get("/", params={"token": console.link_token})
+    assert (reply.status_code, session_of(console, reply)) == (401, None)
 
 
 async def test_a_name_of_the_provider_s_is_never_a_local_user_s(provider: Provider) -> None:

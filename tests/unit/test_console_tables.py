@@ -50,7 +50,8 @@ class Slow(Workers):
 
 
 @pytest.fixture
-async def page() -> AsyncIterator[tuple[View, Slow]]:
+async def drawn() -> AsyncIterator[tuple[View, Slow]]:
+    """The page before anything is loaded."""
     app, console = console_app()
     async with shell().router.lifespan_context(shell()):
         client, visit = await page_of(app, console, "viewer")
@@ -58,8 +59,15 @@ async def page() -> AsyncIterator[tuple[View, Slow]]:
         with client:
             view = View(visit)
             view.draw()
-            await view.load()
         yield view, workers
+
+
+@pytest.fixture
+async def page(drawn: tuple[View, Slow]) -> tuple[View, Slow]:
+    view, workers = drawn
+    with view.body.client:
+        await view.load()
+    return view, workers
 
 
 def keys(view: View) -> list[str]:
@@ -118,3 +126,47 @@ async def test_of_many_windows_the_newest_of_all_aggregates_are_shown(page: tupl
         each.text for each in view.body.descendants() if isinstance(each, ui.label) and "text-subtitle1" in each.classes
     ]
     assert [title[:1] for title in titles] == ["a", *"b" * (SHOWN_WINDOWS - 1)]
+
+
+async def test_who_asks_for_windows_before_the_tables_are_known_sees_them_and_can_choose_a_table_later(
+    drawn: tuple[View, Slow],
+) -> None:
+    view, workers = drawn
+    workers.holds = True
+    with view.body.client:
+        loading = asyncio.ensure_future(view.load())
+        view.of.value = "u"
+        asking = asyncio.ensure_future(view._windows())
+        await turns()
+        assert [path for path, _ in workers.held] == ["/tables", "/windows/u"]
+        for _, go_on in reversed(workers.held):
+            go_on.set()
+            await turns()
+        await asyncio.gather(loading, asking)
+        assert marks(view) == {"no-windows"}
+        assert list(view.choice.options) == ["classify/open", "classify/seen"]
+        workers.holds = False
+        view.choice.value = "classify/seen"
+        await turns()
+    assert keys(view) == ["/tables/classify/seen"]
+    assert any("1 partition" in each.text for each in view.said.descendants() if isinstance(each, ui.label))
+
+
+async def test_who_asks_for_a_key_before_the_tables_are_known_is_shown_it(drawn: tuple[View, Slow]) -> None:
+    view, workers = drawn
+    workers.holds = True
+    with view.body.client:
+        loading = asyncio.ensure_future(view.load())
+        await turns()
+        view.search.value = "k"
+        finding = asyncio.ensure_future(view._find())
+        workers.holds = False
+        for _, go_on in workers.held:
+            go_on.set()
+        await asyncio.gather(loading, finding)
+    assert keys(view) == ["/tables/classify/open"]
+    assert (view.key, marks(view) & {"failed", "forward"}) == ("k", set())
+
+
+def marks(view: View) -> set[str]:
+    return {str(each.props.get("data-mark", "")) for each in view.body.descendants()} - {""}

@@ -63,6 +63,8 @@ class Console:
         self.attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
         self.link_attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
         """Apart from logins: whoever guesses links must not keep users from their passwords."""
+        self.oidc_attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
+        """Apart from both: of logins by the identity provider."""
         self.writer = gateway.writer if gateway else Writer(settings)
         self.workers = gateway.workers if gateway else Workers(settings)
         self.letters = Letters(settings)
@@ -100,8 +102,9 @@ class Console:
 
     @property
     def link_open(self) -> bool:
-        """Whether the link in the terminal lets somebody in: on loopback, as long as there are no users, once."""
-        return self.loopback and self.users_known and not self.book.entries and not self.link_used
+        """Whether the link in the terminal lets somebody in: on loopback, as long as nobody else can get in, once."""
+        nobody = not self.book.entries and not self.settings.console.oidc.issuer
+        return self.loopback and self.users_known and nobody and not self.link_used
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the pages."""

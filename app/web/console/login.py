@@ -109,7 +109,7 @@ class Login:
             return self.users_unknown(request)
         wait_s = console.attempts.wait_s(name, address)
         if wait_s or self._waiting >= HASHES_WAITING:
-            return self._later(request, wait_s)
+            return self.later(request, wait_s)
         console.attempts.failed(name, address)
         user = console.book.entries.get(name)
         if not await self._verified(user, given.get("password", "")):
@@ -130,7 +130,7 @@ class Login:
             self._waiting -= 1
 
     async def by_link(self, request: Request, session: Session | None, address: str) -> Response:
-        """The link of the terminal: on loopback, once, while there are no users.
+        """The link of the terminal: on loopback, once, while nobody else can get in.
 
         The token is looked at only when it could let somebody in, and never for a page of another origin: any page can
         make a browser ask for this address.
@@ -145,7 +145,7 @@ class Login:
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return self.form(request, 403, "foreign")
         if wait_s := console.link_attempts.wait_s("", address):
-            return self._later(request, wait_s)
+            return self.later(request, wait_s)
         given = request.query_params.get("token", "")
         if not secrets.compare_digest(given.encode("utf-8", "replace"), console.link_token.encode()):
             console.link_attempts.failed("", address)
@@ -194,7 +194,7 @@ class Login:
         """To whoever wants in while it isn't known who may."""
         return self.form(request, 503, "users_unknown", headers={"Retry-After": str(RETRY_AFTER_S)})
 
-    def _later(self, request: Request, wait_s: float) -> Response:
+    def later(self, request: Request, wait_s: float) -> Response:
         """To who has to wait; 0: for others."""
         seconds = max(1, math.ceil(wait_s))
         why = "wait" if wait_s else "busy"

@@ -7,7 +7,7 @@ State is asked, and topics are read at the places alone that it tells of for the
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
@@ -29,8 +29,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 10.0
 SLOWER = 1.2
 QUIET_S = 600.0
 """Nothing new for so long: the page stops looking and says so."""
-OUTCOME_LOOKS = 5
-"""An outcome is in its topic when State tells of it; another transaction of the partition may hide it for a moment."""
+ABORTED_S = 15.0
+"""An outcome is in its topic when State tells of it; an older transaction of the partition may hide it. That of a killed worker
+is aborted after `delivery.transaction_timeout_s`, and brokers see to it every 10 s
+(https://kafka.apache.org/documentation/#brokerconfigs_transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 
 Record: TypeAlias = ConsumerRecord[bytes, bytes]
@@ -46,11 +48,11 @@ async def build(visit: Visit) -> None:
 
     @allowed("viewer")
     def search() -> None:
-        ui.navigate.to("/event?" + urlencode({"id": (field.value or "").strip()[:MAX_ID_CHARS]}))
+        ui.navigate.to("/event?" + urlencode({"id": (entry.value or "").strip()[:MAX_ID_CHARS]}))
 
     with ui.row().classes("items-end w-full"):
-        field = ui.input(visit.t("event_id"), value=wanted).props('name="event" autofocus').classes("w-96 mono")
-        field.on("keydown.enter", search)
+        entry = ui.input(visit.t("event_id"), value=wanted).props('name="event" autofocus').classes("w-96 mono")
+        entry.on("keydown.enter", search)
         ui.button(visit.t("look_up"), icon="search", on_click=search).props("data-mark=look-up")
     if not wanted:
         ui.label(visit.t("event_hint")).classes("opacity-70")
@@ -66,13 +68,8 @@ class Drawn:
     element: ui.timeline_entry
     outcome: ui.column
     written: dict[str, Any] | None = None
-    looked: int = 0
-    """How often its outcome was looked for."""
-
-    @property
-    def outstanding(self) -> bool:
-        """Its outcome isn't found yet."""
-        return writes(self.step) is not None and self.written is None and self.looked < OUTCOME_LOOKS
+    since_s: float = field(default_factory=time.monotonic)
+    """When its outcome was looked for first; time.monotonic."""
 
 
 class View:
@@ -135,8 +132,14 @@ class View:
     @property
     def _at_its_end(self) -> bool:
         reviewed = self.visit.console.settings.reviews.keep_s > 0
-        outstanding = any(each.outstanding for each in self.drawn.values())
+        outstanding = any(map(self._outstanding, self.drawn.values()))
         return self._heard_all and ended(self.steps, reviewed=reviewed) and not outstanding
+
+    def _outstanding(self, drawn: Drawn) -> bool:
+        """Whether its outcome isn't found, and may yet be; else retention has removed it."""
+        hidden_s = self.visit.console.settings.delivery.transaction_timeout_s + ABORTED_S
+        sought = writes(drawn.step) is not None and drawn.written is None
+        return sought and time.monotonic() - drawn.since_s < hidden_s
 
     async def _look(self, look: Callable[[str], Awaitable[Heard]]) -> bool:
         """Asks once and shows what is new; whether there was anything."""
@@ -150,7 +153,7 @@ class View:
             return False
         if self.timeline.is_deleted:
             return False
-        news = steps != self.steps or bool(found)
+        news = steps != self.steps or any(written is not None for _, written in found.values())
         self.steps, self._heard_all = steps, not heard.silent
         self._say(silent=tuple(map(str, heard.silent)), unknown=not steps and not heard.silent)
         self._draw(found)
@@ -172,7 +175,7 @@ class View:
 
     def _news(self, step: Step) -> bool:
         drawn = self.drawn.get(place_of(step))
-        return drawn is None or drawn.outstanding or drawn.step["at_ms"] != step["at_ms"]
+        return drawn is None or self._outstanding(drawn) or drawn.step["at_ms"] != step["at_ms"]
 
     async def _raw(self, history: History, steps: list[Step], found: Found) -> Record | None:
         """The record as its source had it: named by the result, or what ingest read there."""
@@ -213,7 +216,7 @@ class View:
             place = place_of(step)
             if place not in self.drawn:
                 self._add(step, found[place][0], number + received)
-            self._update(self.drawn[place], step, found.get(place, (None, None))[1], looked=place in found)
+            self._update(self.drawn[place], step, found.get(place, (None, None))[1])
         self._show_result()
 
     def _received(self) -> bool:
@@ -241,13 +244,12 @@ class View:
             entry.move(self.timeline, index)
         self.drawn[place_of(step)] = Drawn(step, entry, outcome)
 
-    def _update(self, drawn: Drawn, step: Step, written: dict[str, Any] | None, *, looked: bool) -> None:
+    def _update(self, drawn: Drawn, step: Step, written: dict[str, Any] | None) -> None:
         """Its words, and its outcome where that is new."""
         if drawn.step["at_ms"] != step["at_ms"]:  # decided anew
             drawn.outcome.clear()
-            drawn.written, drawn.looked = None, 0
+            drawn.written, drawn.since_s = None, time.monotonic()
         drawn.step = step
-        drawn.looked += looked
         first_ms = int(self.steps[0]["at_ms"])
         words = {"title": draw.headline(self.visit, step), "subtitle": draw.when(self.visit, step, first_ms)}
         if any(drawn.element.props.get(name) != text for name, text in words.items()):

@@ -82,27 +82,39 @@ class View:
         return found if asked == self._asked and not self.body.is_deleted else None
 
     async def load(self) -> None:
-        """Who has what; then the rows, the key or the windows that the address names."""
-        found = await self._answer(tables.states(self.visit.console.workers.ask_all))
-        if found is None:
+        """Who has what; then the rows, the key or the windows that the address names, unless the viewer was faster."""
+        self._asked = asked = self._asked + 1
+        try:
+            found = await tables.states(self.visit.console.workers.ask_all)
+        except FAILURES as error:
+            if asked == self._asked:
+                self._failed(error)
             return
+        if self.body.is_deleted:
+            return
+        self._know(found)
+        if asked != self._asked:
+            return
+        self._say([str(each) for each in found.silent])
+        if self.entity:
+            await self._windows()
+        elif not self.table:
+            self.body.clear()
+            with self.body:
+                ui.label(self.t("nothing"))
+        elif self.key:
+            await self._find()
+        else:
+            await self._page()
+
+    def _know(self, found: tables.States) -> None:
+        """Lets the viewer choose among all tables."""
         self.states = found.tables
         names = {
             f"{state['state']}/{name}": f"{state['state']}/{name}" for state in found.tables for name in state["maps"]
         }
         self.table = self.table if self.table in names else next(iter(names), "")
         self.choice.set_options(names, value=self.table or None)
-        self._say([str(each) for each in found.silent])
-        if self.entity:
-            await self._windows()
-        elif self.key:
-            await self._find()
-        elif self.table:
-            await self._page()
-        else:
-            self.body.clear()
-            with self.body:
-                ui.label(self.t("nothing"))
 
     def _say(self, silent: list[str]) -> None:
         """What the table is for, and which of its partitions aren't served."""
@@ -143,6 +155,10 @@ class View:
     async def _find(self) -> None:
         """One key, or the first page where none is named."""
         self.key, self.starts = (self.search.value or "")[:MAX_KEY_CHARS], [""]
+        if not self.table:  # it isn't known yet what there is
+            self.entity = ""
+            await self.load()
+            return
         if not self.key:
             await self._page()
             return
