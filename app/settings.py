@@ -121,8 +121,8 @@ class ClassifySettings(Section):
     retry_s: float = Field(
         300.0,
         gt=0,
-        description="How long an item waits in State after every provider allowed failed it, or spoilt its answers. Less when one "
-        "recovers.",
+        description="How long an item waits in State after every provider allowed failed it, or spoilt its answers. Less when "
+        "one recovers.",
     )
     max_rounds: int = Field(
         5,

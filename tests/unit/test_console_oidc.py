@@ -271,7 +271,7 @@ async def test_an_address_whose_logins_fail_has_to_wait_and_others_do_not(provid
         assert (reply.status_code, session_of(console, reply)) == (429, None)
         assert 0 < int(reply.headers["retry-after"]) <= 30
     assert provider.asked.count("/token") == asked
-    assert console.oidc_attempts.wait_s("", "10.0.0.1") == 0
+    assert console.oidc_attempts.wait_s("10.0.0.1", "10.0.0.1") == 0
     assert console.attempts.wait_s("", "127.0.0.1") == 0  # passwords are counted apart
 
 

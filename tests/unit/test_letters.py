@@ -132,7 +132,10 @@ async def test_a_run_whose_page_stops_nothing_is_stopped_by_another(
 ) -> None:
     monkeypatch.setattr("app.web.letters.Redrive", Held)
     selection = Selection(ids={"0/1"})
-    acts = {"redrive": lambda: letters.redrive(selection, may_review=False), "discard": lambda: letters.discard(selection)}
+    acts = {
+        "redrive": lambda: letters.redrive(selection, may_review=False),
+        "discard": lambda: letters.discard(selection),
+    }
     async with asyncio.timeout(5):
         acting = asyncio.ensure_future(acts[action]())
         while letters.moving is None:

@@ -64,7 +64,7 @@ class Console:
         self.link_attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
         """Apart from logins: whoever guesses links must not keep users from their passwords."""
         self.oidc_attempts = Attempts(settings.console.login_failures, settings.console.login_wait_s)
-        """Apart from both: of logins by the identity provider."""
+        """Apart from both: of logins by the identity provider. Who it is isn't known before, so the address is the name too."""
         self.writer = gateway.writer if gateway else Writer(settings)
         self.workers = gateway.workers if gateway else Workers(settings)
         self.letters = Letters(settings)

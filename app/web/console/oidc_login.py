@@ -98,7 +98,7 @@ class OidcLogin:
         return reply
 
     async def _back(self, request: Request, address: str) -> Response:
-        if wait_s := self._console.oidc_attempts.wait_s("", address):
+        if wait_s := self._console.oidc_attempts.wait_s(address, address):
             return self._login.later(request, wait_s)
         pending = self._pending(request)
         if pending is None or not self._first(pending.state):
@@ -118,7 +118,7 @@ class OidcLogin:
         claims = await self._provider.claims(request, pending.kept, pending.nonce)
         name, role = name_of(claims), role_of(claims, self._settings)
         if role is None:
-            self._console.oidc_attempts.failed("", address)
+            self._console.oidc_attempts.failed(address, address)
             log.warning("console: %s%s from %s has no role", GUEST, name, address)
             detail = {"why": "no role", "subject": claims["sub"]}
             await note_anyway(self._console, NOBODY, address, "login-refused", GUEST + name, detail)
@@ -154,7 +154,7 @@ class OidcLogin:
             reply = self._login.form(request, 503, "oidc_down", headers, provider=self._settings.host)
         else:
             if request.url.path == CALLBACK:
-                self._console.oidc_attempts.failed("", address)
+                self._console.oidc_attempts.failed(address, address)
             reply = self._login.form(request, 502, "oidc_refused", provider=self._settings.host)
         return self._without_cookie(request, reply)
 

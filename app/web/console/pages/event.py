@@ -7,7 +7,7 @@ State is asked, and topics are read at the places alone that it tells of for the
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
@@ -67,9 +67,9 @@ class Drawn:
     step: Step
     element: ui.timeline_entry
     outcome: ui.column
-    written: dict[str, Any] | None = None
-    since_s: float = field(default_factory=time.monotonic)
+    since_s: float
     """When its outcome was looked for first; time.monotonic."""
+    written: dict[str, Any] | None = None
 
 
 class View:
@@ -242,7 +242,7 @@ class View:
             outcome = ui.column().classes("w-full gap-0")
         if index < len(self.timeline.default_slot.children) - 1:
             entry.move(self.timeline, index)
-        self.drawn[place_of(step)] = Drawn(step, entry, outcome)
+        self.drawn[place_of(step)] = Drawn(step, entry, outcome, since_s=time.monotonic())
 
     def _update(self, drawn: Drawn, step: Step, written: dict[str, Any] | None) -> None:
         """Its words, and its outcome where that is new."""
