@@ -9,6 +9,7 @@ import argparse
 import json
 import logging
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -91,6 +92,7 @@ def main() -> None:
     if unknown := [n for n in numbers if n not in FAULTS]:
         parser.error(f"there is no fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # the harness's own clients meet every fault too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up, and begins no other fault
     sys.exit(not everything(given, numbers, seeds))
 
 
@@ -108,6 +110,8 @@ def everything(given: argparse.Namespace, numbers: list[str], seeds: list[int]) 
                 if given.limit is not None and time.monotonic() - begun > given.limit * 60:
                     skipped.append(number)
                     continue
+                if kafka.process is None or kafka.process.poll() is not None:
+                    sys.exit(f"the suite's Kafka has ended, so no further fault is begun: {kafka.last_error()}")
                 seconds = given.minutes * 60
                 outcome = one(kafka, folder, number, seed, seconds, brief=given.brief, kills=given.kills)
                 if given.brief and not outcome.right and outcome.wrong.keys() <= BY_TIME:
