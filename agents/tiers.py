@@ -35,7 +35,10 @@ BUDGET_WAIT_MS = 3000
 """How often events that wait for the budget look again; each look costs no call."""
 
 ROUNDS_OF_BAD_ANSWERS = 2
-"""The round whose answers weren't valid, and one more some minutes later; each asks a provider up to six times."""
+"""The round whose answers weren't valid, and one more; each asks a provider up to six times."""
+
+BAD_ANSWERS_WAIT_S = 30.0
+"""Until that one, at most: the server answers, so there is nothing to wait for but a short spell of bad answers."""
 
 
 class Tiers:
@@ -229,7 +232,7 @@ class Tiers:
             for each in (open_, *self.same.leave(open_)):
                 self._over_budget(each, error)
         except (RoundUsed, Unanswerable) as error:
-            due_ms = self._next_round_ms()  # one for all, so that equal texts share a call again
+            due_ms = self._next_round_ms(error)  # one for all, so that equal texts share a call again
             for each in (open_, *self.same.leave(open_)):
                 self._round_over(each, error, due_ms, self._prompt(each, open_, error.exchange))
         else:
@@ -275,9 +278,12 @@ class Tiers:
             open_.item.tried = error.tried
             self._items.review(open_, "over-budget", 0)
 
-    def _next_round_ms(self) -> int:
+    def _next_round_ms(self, error: RoundUsed | Unanswerable) -> int:
+        wait_s = self.settings.classify.retry_s
+        if isinstance(error, Unanswerable):
+            wait_s = min(wait_s, BAD_ANSWERS_WAIT_S)
         spread = random.uniform(0.9, 1.1)  # noqa: S311 - so that not all come back in the same moment
-        return now_ms() + int(self.settings.classify.retry_s * 1000 * spread)
+        return now_ms() + int(wait_s * 1000 * spread)
 
     def _round_over(
         self,
@@ -309,4 +315,5 @@ class Tiers:
         self._held.put(open_)
 
     def _bug(self, open_: Open) -> None:
-        self._round_over(open_, RoundUsed(0, ["a bug in this program; see the log"]), self._next_round_ms())
+        error = RoundUsed(0, ["a bug in this program; see the log"])
+        self._round_over(open_, error, self._next_round_ms(error))

@@ -121,14 +121,14 @@ class ClassifySettings(Section):
     retry_s: float = Field(
         300.0,
         gt=0,
-        description="How long an item waits in State after every provider allowed failed it, or spoilt its answers. Less when "
-        "one recovers.",
+        description="How long an item waits in State after every provider allowed failed it. Less when one recovers; at most "
+        "30 s where they answered, but not validly.",
     )
     max_rounds: int = Field(
         5,
         ge=1,
         le=100,
-        description="Such rounds of an item; then a person decides. Spoilt answers end with the second.",
+        description="Such rounds of an item; then a person decides. Answers that aren't valid end it with the second.",
     )
     max_age_s: float = Field(
         86_400.0,

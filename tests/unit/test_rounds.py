@@ -25,6 +25,7 @@ SPOILT, CUT = mf.answer(wrong={1: "nonsense"}), mf.answer(cut_at=1)
 A_ROUND = 3
 """Answers that an event may spoil alone, in one round at one provider."""
 RETRY_MS = 300_000
+BAD_MS = round(tiers.BAD_ANSWERS_WAIT_S * 1000)
 
 
 class Stage:
@@ -95,8 +96,8 @@ async def test_an_event_whose_answers_were_spoilt_by_chance_is_asked_again_later
         assert run.written == []
         (kept,) = run.open
         assert (kept.round, kept.attempts, kept.tried) == (1, A_ROUND, ["main: no-answer"])
-        assert 0.9 * RETRY_MS <= kept.due_ms - run.now_ms <= 1.1 * RETRY_MS
-        await run.later(RETRY_MS // 2)
+        assert 0.9 * BAD_MS <= kept.due_ms - run.now_ms <= 1.1 * BAD_MS
+        await run.later(BAD_MS // 2)
         assert len(server.calls) == A_ROUND, "it isn't due yet"
         await run.later()
         assert [(row["event_id"], row["tier"], row["category"]) for row in run.written] == [("e1", "deep", "payment")]
@@ -163,6 +164,8 @@ async def test_a_server_that_fails_is_asked_in_all_rounds(monkeypatch: pytest.Mo
     async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, max_rounds=4) as run:
         server.always = mf.status(500)
         await run.put("hello")
+        (kept,) = run.open
+        assert 0.9 * RETRY_MS <= kept.due_ms - run.now_ms <= 1.1 * RETRY_MS
         for number in range(1, 4):
             assert [item.round for item in run.open] == [number]
             await run.later()
@@ -176,6 +179,13 @@ async def test_spoilt_answers_after_a_round_of_failures_end_with_a_person(monkey
         server.always = SPOILT
         await run.later()
         assert [(row["cause"], row["rounds"]) for row in run.written] == [("no-answer", 2)]
+
+
+async def test_a_shorter_wait_than_half_a_minute_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, retry_s=5) as run:
+        server.always = SPOILT
+        await run.put("hello")
+        assert [4500 <= item.due_ms - run.now_ms <= 5500 for item in run.open] == [True]
 
 
 async def test_where_one_round_is_all_there_is_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
