@@ -273,6 +273,8 @@ class Lane:
                     await self._wait(committing, wait_s)
                     continue
                 await self.delivery.turns.take()
+                if self._due(committing is not None) > 0 or (self.inbox.unreadable and not self._closing):
+                    continue  # a revoke emptied the inbox meanwhile, or it can't be read on
                 ahead = await self._compute()
                 if committing is not None:
                     await committing

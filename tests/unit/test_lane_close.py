@@ -136,3 +136,53 @@ async def test_work_comes_back_when_deciding_fails() -> None:
     with pytest.raises(OutputError):
         await lane._compute()
     assert len(lane._posted) == 1
+
+
+async def waiting_for_its_turn(lane: Lane, written: list[int]) -> asyncio.Task[None]:
+    """A lane that has ten records and waits for another's turn to end."""
+
+    async def commit(transaction: Transaction) -> None:
+        written.append(transaction.records)
+
+    lane._commit = commit  # type: ignore[method-assign]  # without a broker
+    lane.inbox.add(fetched_of(records(10), 0, 10))
+    lane.ready = True
+    await lane.delivery.turns._lock.acquire()
+    lane._task = asyncio.ensure_future(lane._pump())
+    await asyncio.sleep(0)
+    return lane._task
+
+
+async def test_a_lane_that_is_closed_while_it_waits_for_its_turn_writes_no_empty_transaction() -> None:
+    written: list[int] = []
+    lane = lane_of(lambda lane: None)
+    await waiting_for_its_turn(lane, written)
+    closing = asyncio.ensure_future(lane.close())
+    await asyncio.sleep(0)
+    lane.delivery.turns._lock.release()
+    await closing
+    assert written == []
+
+
+async def test_input_that_cant_be_read_on_is_noticed_before_the_batch_that_waits_for_its_turn() -> None:
+    written: list[int] = []
+    lane = lane_of()
+    pumping = await waiting_for_its_turn(lane, written)
+    lane.refuse(KafkaConnectionError("the broker is away"))
+    lane.delivery.turns._lock.release()
+    with pytest.raises(KafkaConnectionError):
+        await pumping
+    assert written == []
+
+
+async def test_answers_are_written_once_by_a_lane_that_is_closed_while_it_waits_for_its_turn() -> None:
+    written: list[int] = []
+    lane = lane_of(lambda lane: None)
+    await waiting_for_its_turn(lane, written)
+    lane.post(counting("answer"))
+    lane.refuse(KafkaConnectionError("the broker is away"))
+    closing = asyncio.ensure_future(lane.close())
+    await asyncio.sleep(0)
+    lane.delivery.turns._lock.release()
+    await closing
+    assert written == [0]
