@@ -29,8 +29,8 @@ from app.delivery.restore import catch_up
 from app.delivery.state import APPLIED, Applied, View
 from app.delivery.transaction import Transaction, new_producer
 from app.delivery.transport import Fetched
-from app.errors import ChangelogLost, HeadraceError
-from app.kafka import explained
+from app.errors import ChangelogLost
+from app.kafka import KAFKA_FAILURES, explained
 from models.events import Received
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Lane:
                 # Somebody started a producer for this partition. If the group gave it away, a revoke comes within the
                 # session timeout and ends this lane; if not, the broker itself ended a transaction, and we go on.
                 await self._broke("fenced by another producer", settings.kafka.session_timeout_s)
-            except (KafkaError, HeadraceError, TimeoutError, OSError) as error:
+            except KAFKA_FAILURES as error:
                 self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S) or settings.delivery.retry_backoff_s
                 await self._broke(explained(settings.kafka, error), self._backoff_s)
 
