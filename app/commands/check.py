@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 import msgspec
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -26,10 +25,10 @@ from app import rights, topics
 from app.broker.acls import line
 from app.commands.fleet import run
 from app.core import app, settings
-from app.delivery.probe import initial_offset, probe, read_tail
+from app.delivery.probe import configs_of, initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
 from app.errors import BrokerError, SettingsError
-from app.kafka import admin, client_kwargs, is_refusal, unreachable
+from app.kafka import admin, client_kwargs, explained, is_refusal, unreachable
 from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.rights import Kind
@@ -211,12 +210,12 @@ async def _topics(found: Findings) -> dict[str, int]:
     wanted = {t.name: t for t in topics.topics(settings)}
     names = [*wanted, *[settings.source_topic(s) for s in settings.sources]]
     counts = await topics.counts(settings, names)
-    configs = await _configs([name for name in names if name in counts])
+    configs = await _configs([name for name in names if name in counts], found)
     for name in names:
         if name not in counts:
             _missing(name, wanted.get(name), any(ours in counts for ours in wanted), found)
-            continue
-        _topic(name, counts[name], wanted.get(name), configs.get(name, {}), found)
+        elif name in configs:
+            _topic(name, counts[name], wanted.get(name), configs[name], found)
     await _changelogs(counts, found)
     return counts
 
@@ -241,7 +240,7 @@ async def _changelogs(counts: dict[str, int], found: Findings) -> None:
     """State's own topics. One that isn't compacted loses rows that are still needed."""
     stages = [stage for stage in app.delivery.stages.values() if stage.topic in counts]
     there = await topics.counts(settings, [stage.changelog for stage in stages])
-    configs = await _configs(list(there))
+    configs = await _configs(list(there), found)
     for stage in stages:
         name, need = stage.changelog, counts[stage.topic]
         if name not in there:
@@ -255,7 +254,9 @@ async def _changelogs(counts: dict[str, int], found: Findings) -> None:
             found.fail(
                 f"{name}: has {there[name]} partitions, and {stage.topic} {need}: see `headrace tables repartition`"
             )
-        elif "compact" not in configs.get(name, {}).get("cleanup.policy", "compact").split(","):
+        elif name not in configs:
+            continue
+        elif "compact" not in configs[name].get("cleanup.policy", "compact").split(","):
             found.fail(f"{name}: its cleanup.policy isn't compact: State that is still needed would be removed. Set it")
         else:
             found.ok(f"{name}: {need} partitions")
@@ -279,16 +280,23 @@ def _topic(name: str, partitions: int, topic: topics.Topic | None, config: dict[
     found.ok(f"{name}: {partitions} partitions")
 
 
-async def _configs(names: list[str]) -> dict[str, dict[str, str]]:
-    if not names:
-        return {}
-    async with admin(settings.kafka) as client:
-        answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
-    found: dict[str, dict[str, str]] = {}
-    for answer in answers:
-        for resource in answer.resources:
-            found[resource[3]] = {entry[0]: entry[1] for entry in resource[4]}
-    return found
+async def _configs(names: list[str], found: Findings) -> dict[str, dict[str, str]]:
+    """Without the topics that can't be looked at, which are told."""
+    with contextlib.suppress(KafkaError):
+        return await configs_of(settings.kafka, names)
+    spared = {right.name for right in rights.acls(settings, "worker") if "DescribeConfigs" not in right.operations}
+    configs: dict[str, dict[str, str]] = {}
+    for name in names:  # one by one, as an error tells of one only
+        try:
+            configs |= await configs_of(settings.kafka, [name])
+        except KafkaError as error:
+            if is_refusal(error) and name in spared:
+                found.warn(
+                    f"{name}: its configuration may not be read, so it isn't compared; a worker needs no right to it"
+                )
+            else:
+                found.fail(f"{name}: its configuration can't be read: {explained(settings.kafka, error)}")
+    return configs
 
 
 async def _rights(found: Findings) -> None:

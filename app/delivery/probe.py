@@ -23,6 +23,7 @@ __all__ = [
     "READ_TIMEOUT_S",
     "bounds",
     "config_of",
+    "configs_of",
     "crc_of",
     "initial_offset",
     "known",
@@ -79,17 +80,26 @@ async def known(consumer: aiokafka.AIOKafkaConsumer, tp: TopicPartition) -> None
 
 
 async def config_of(kafka: KafkaSettings, topic: str) -> dict[str, str]:
-    """A topic's configuration.
+    """A topic's configuration; raises as `configs_of` does."""
+    return (await configs_of(kafka, [topic]))[topic]
+
+
+async def configs_of(kafka: KafkaSettings, names: list[str]) -> dict[str, dict[str, str]]:
+    """The configuration of each topic.
 
     Raises:
-        KafkaError: refused (it takes the right DescribeConfigs), or no broker answers.
+        KafkaError: one, which is named, is refused (it takes the right DescribeConfigs) or isn't there; or no broker answers.
     """
+    if not names:
+        return {}
     async with admin(kafka) as client:
-        answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
-    code, _, _, _, entries = answers[0].resources[0]
-    if code:
-        raise for_code(code)(topic)
-    return {entry[0]: entry[1] for entry in entries}
+        answers = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+    found: dict[str, dict[str, str]] = {}
+    for code, _, _, name, entries in (resource for answer in answers for resource in answer.resources):
+        if code:
+            raise for_code(code)(name)
+        found[name] = {entry[0]: entry[1] for entry in entries}
+    return found
 
 
 async def bounds(

@@ -1,9 +1,12 @@
 """What `headrace check` says of topics that aren't there, and of changelogs."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.errors import TopicAuthorizationFailedError
 
 from app import topics
 from app.commands import check
@@ -75,7 +78,7 @@ async def test_a_changelog_must_be_there_compacted_and_split_as_its_input(
     async def there(settings: object, names: list[str]) -> dict[str, int]:
         return {name: counts[name] for name in names if name in counts}
 
-    async def configs(names: list[str]) -> dict[str, dict[str, str]]:
+    async def configs(kafka: object, names: list[str]) -> dict[str, dict[str, str]]:
         return {name: {"cleanup.policy": policy if name == "s-changelog" else "compact"} for name in names}
 
     stages: Any = {
@@ -83,7 +86,7 @@ async def test_a_changelog_must_be_there_compacted_and_split_as_its_input(
         for topic, name in (("in", "s"), ("in2", "other"), ("gone", "third"))
     }
     monkeypatch.setattr(check.topics, "counts", there)
-    monkeypatch.setattr(check, "_configs", configs)
+    monkeypatch.setattr(check, "configs_of", configs)
     monkeypatch.setattr(check.app.delivery, "stages", stages)
     found = Findings()
     await check._changelogs({"in": 4, "in2": 4}, found)
@@ -92,3 +95,54 @@ async def test_a_changelog_must_be_there_compacted_and_split_as_its_input(
     assert words in first
     assert second.split() == ["ok", "other-changelog:", "4", "partitions"]
     assert found.wrong == (mark == "FAIL")
+
+
+async def test_a_topic_whose_configuration_is_refused_is_wrong_and_the_others_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def there(settings: object, names: list[str]) -> dict[str, int]:
+        return dict.fromkeys(names, 4)
+
+    async def described(resources: list[Any]) -> list[Any]:
+        refused = TopicAuthorizationFailedError.errno
+        return [
+            SimpleNamespace(resources=[(refused, "no", 2, each.name, [])])
+            if each.name == "s-changelog"
+            else SimpleNamespace(resources=[(0, None, 2, each.name, [("cleanup.policy", "compact")])])
+            for each in resources
+        ]
+
+    @asynccontextmanager
+    async def admin(kafka: object) -> AsyncIterator[Any]:
+        yield SimpleNamespace(describe_configs=described)
+
+    stages: Any = {
+        topic: SimpleNamespace(name=name, topic=topic, changelog=f"{name}-changelog")
+        for topic, name in (("in", "s"), ("in2", "other"))
+    }
+    monkeypatch.setattr(check.topics, "counts", there)
+    for module in ("app.commands.check", "app.delivery.probe"):
+        monkeypatch.setattr(f"{module}.admin", admin)
+    monkeypatch.setattr(check.app.delivery, "stages", stages)
+    found = Findings()
+    await check._changelogs({"in": 4, "in2": 4}, found)
+    first, second = said(capsys).splitlines()
+    assert first.split()[:2] == ["FAIL", "s-changelog:"]
+    assert "Kafka refuses user" in first
+    assert second.split() == ["ok", "other-changelog:", "4", "partitions"]
+    assert found.wrong == 1
+
+
+async def test_a_refused_configuration_that_a_worker_needs_no_right_to_is_only_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refused(kafka: object, names: list[str]) -> dict[str, dict[str, str]]:
+        raise TopicAuthorizationFailedError(names[0])
+
+    monkeypatch.setattr(check, "configs_of", refused)
+    rights = check.rights.acls(check.settings, "worker")
+    spared = next(each.name for each in rights if each.resource == "topic" and "DescribeConfigs" not in each.operations)
+    found = Findings()
+    assert await check._configs([spared], found) == {}
+    assert said(capsys).split()[:2] == ["warn", f"{spared}:"]
+    assert found.wrong == 0
