@@ -125,10 +125,7 @@ class ClassifySettings(Section):
         "30 s where they answered, but not validly.",
     )
     max_rounds: int = Field(
-        5,
-        ge=1,
-        le=100,
-        description="Such rounds of an item; then a person decides. Answers that aren't valid end it with the second.",
+        5, ge=1, le=100, description="Such rounds of an item, of invalid answers at most two; then a person decides."
     )
     max_age_s: float = Field(
         86_400.0,

@@ -21,14 +21,16 @@ from aiokafka.errors import (
 from aiokafka.structs import ConsumerRecord, TopicPartition
 from faust.cli.base import cli
 
-from app import rights, topics
+from app import rights
 from app.broker.acls import line
+from app.commands.check_topics import check_topics
+from app.commands.findings import Findings
 from app.commands.fleet import run
 from app.core import app, settings
-from app.delivery.probe import configs_of, initial_offset, probe, read_tail
+from app.delivery.probe import initial_offset, probe, read_tail
 from app.delivery.transaction import new_producer
 from app.errors import BrokerError, SettingsError
-from app.kafka import admin, client_kwargs, explained, is_refusal, unreachable
+from app.kafka import admin, client_kwargs, is_refusal, unreachable
 from app.llm.trial import try_provider
 from app.logic.rules import NoiseRules, TaskRouter, condition_fields
 from app.rights import Kind
@@ -42,23 +44,6 @@ __all__ = ["check"]
 CONNECT_TIMEOUT_S = 3.0
 COORDINATOR_TIMEOUT_S = 30.0
 RETRY_S = 0.2
-
-
-class Findings:
-    """Prints what was found, and counts what is wrong."""
-
-    def __init__(self) -> None:
-        self.wrong = 0
-
-    def ok(self, text: str) -> None:
-        click.echo(f"  ok    {text}")
-
-    def warn(self, text: str) -> None:
-        click.echo(f"  warn  {text}")
-
-    def fail(self, text: str) -> None:
-        self.wrong += 1
-        click.echo(f"  FAIL  {text}")
 
 
 @cli.command("check", short_help="Check settings, Kafka, topics and rights; show what a sample record becomes.")
@@ -169,7 +154,7 @@ async def _check(found: Findings) -> None:
         found.fail(str(error))
     if found.wrong:
         return
-    counts = await _topics(found)
+    counts = await check_topics(found)
     await _rights(found)
     click.echo("sources")
     for source in settings.sources:
@@ -203,100 +188,6 @@ async def _brokers(found: Findings) -> None:
             )
             continue
         found.ok(f"broker {broker.nodeId} at {host}:{port}")
-
-
-async def _topics(found: Findings) -> dict[str, int]:
-    click.echo("topics")
-    wanted = {t.name: t for t in topics.topics(settings)}
-    names = [*wanted, *[settings.source_topic(s) for s in settings.sources]]
-    counts = await topics.counts(settings, names)
-    configs = await _configs([name for name in names if name in counts], found)
-    for name in names:
-        if name not in counts:
-            _missing(name, wanted.get(name), any(ours in counts for ours in wanted), found)
-        elif name in configs:
-            _topic(name, counts[name], wanted.get(name), configs[name], found)
-    await _changelogs(counts, found)
-    return counts
-
-
-def _missing(name: str, topic: topics.Topic | None, others: bool, found: Findings) -> None:
-    """A topic that isn't there; where others are, it may have been deleted."""
-    who = "a source" if topic is None else f"written by {topic.written_by}"
-    config = "".join(f", {key}={value}" for key, value in (topic.config if topic else {}).items())
-    how = f"{(topic and topic.partitions) or settings.kafka.partitions} partitions{config}"
-    if settings.kafka.manage_topics == "check":
-        found.fail(f"{name}: missing, and kafka.manage_topics is `check`: make it with {how} ({who})")
-    elif others:
-        found.warn(
-            f"{name}: isn't there ({who}), and other topics are. Was it deleted? A worker that starts makes it, with {how}; "
-            "until then what needs it waits"
-        )
-    else:
-        found.ok(f"{name}: not there yet; a worker makes it")
-
-
-async def _changelogs(counts: dict[str, int], found: Findings) -> None:
-    """State's own topics. One that isn't compacted loses rows that are still needed."""
-    stages = [stage for stage in app.delivery.stages.values() if stage.topic in counts]
-    there = await topics.counts(settings, [stage.changelog for stage in stages])
-    configs = await _configs(list(there), found)
-    for stage in stages:
-        name, need = stage.changelog, counts[stage.topic]
-        if name not in there:
-            if there:
-                found.warn(
-                    f"{name} (State of {stage.name}): isn't there, and others are. Was it deleted? Made again, empty, with "
-                    f"{need} partitions and cleanup.policy=compact, workers write it anew from their local copies; a worker that "
-                    "starts makes it unless kafka.manage_topics is `check`"
-                )
-        elif there[name] != need:
-            found.fail(
-                f"{name}: has {there[name]} partitions, and {stage.topic} {need}: see `headrace tables repartition`"
-            )
-        elif name not in configs:
-            continue
-        elif "compact" not in configs[name].get("cleanup.policy", "compact").split(","):
-            found.fail(f"{name}: its cleanup.policy isn't compact: State that is still needed would be removed. Set it")
-        else:
-            found.ok(f"{name}: {need} partitions")
-
-
-def _topic(name: str, partitions: int, topic: topics.Topic | None, config: dict[str, str], found: Findings) -> None:
-    for key, value in (topic.config if topic else {}).items():
-        given = config.get(key)
-        if given is None:
-            continue
-        if key.endswith("bytes") and int(given) < int(value):
-            found.warn(f"{name}: {key} is {given}; {value} lets records of full size pass with our headers")
-        elif key == "cleanup.policy" and set(given.split(",")) != set(value.split(",")):
-            found.warn(f"{name}: {key} is {given}; {value} is meant")
-    largest = int(config.get("max.message.bytes", 0))
-    if topic is None and largest > settings.kafka.max_message_bytes:
-        found.warn(
-            f"{name}: records may have {largest} bytes, and kafka.max_message_bytes is {settings.kafka.max_message_bytes}: "
-            "raise it (and the brokers' message.max.bytes), or larger ones stop their partition"
-        )
-    found.ok(f"{name}: {partitions} partitions")
-
-
-async def _configs(names: list[str], found: Findings) -> dict[str, dict[str, str]]:
-    """Without the topics that can't be looked at, which are told."""
-    with contextlib.suppress(KafkaError):
-        return await configs_of(settings.kafka, names)
-    spared = {right.name for right in rights.acls(settings, "worker") if "DescribeConfigs" not in right.operations}
-    configs: dict[str, dict[str, str]] = {}
-    for name in names:  # one by one, as an error tells of one only
-        try:
-            configs |= await configs_of(settings.kafka, [name])
-        except KafkaError as error:
-            if is_refusal(error) and name in spared:
-                found.warn(
-                    f"{name}: its configuration may not be read, so it isn't compared; a worker needs no right to it"
-                )
-            else:
-                found.fail(f"{name}: its configuration can't be read: {explained(settings.kafka, error)}")
-    return configs
 
 
 async def _rights(found: Findings) -> None:

@@ -9,8 +9,8 @@ import pytest
 from aiokafka.errors import TopicAuthorizationFailedError
 
 from app import topics
-from app.commands import check
-from app.commands.check import Findings
+from app.commands import check_topics
+from app.commands.findings import Findings
 from app.settings import load
 from app.topics import OURS
 
@@ -22,7 +22,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def managed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load()
     kafka = settings.kafka.model_copy(update={"manage_topics": how, "partitions": 3})
-    monkeypatch.setattr(check, "settings", settings.model_copy(update={"kafka": kafka}))
+    monkeypatch.setattr(check_topics, "settings", settings.model_copy(update={"kafka": kafka}))
 
 
 def topic(name: str) -> topics.Topic:
@@ -42,7 +42,7 @@ def test_a_missing_topic_is_named_with_its_writer_and_shape(
 ) -> None:
     managed(how, monkeypatch)
     found = Findings()
-    check._missing("p-ai-results", topic("ai-results"), others, found)
+    check_topics._missing("p-ai-results", topic("ai-results"), others, found)
     line = said(capsys)
     assert line.split()[0] == mark
     assert words in line
@@ -54,7 +54,7 @@ def test_a_topic_of_one_partition_is_to_be_made_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     managed("check", monkeypatch)
-    check._missing("p-workers", topic("workers"), True, Findings())
+    check_topics._missing("p-workers", topic("workers"), True, Findings())
     assert "make it with 1 partitions, cleanup.policy=compact" in said(capsys)
 
 
@@ -85,11 +85,11 @@ async def test_a_changelog_must_be_there_compacted_and_split_as_its_input(
         topic: SimpleNamespace(name=name, topic=topic, changelog=f"{name}-changelog")
         for topic, name in (("in", "s"), ("in2", "other"), ("gone", "third"))
     }
-    monkeypatch.setattr(check.topics, "counts", there)
-    monkeypatch.setattr(check, "configs_of", configs)
-    monkeypatch.setattr(check.app.delivery, "stages", stages)
+    monkeypatch.setattr(check_topics.topics, "counts", there)
+    monkeypatch.setattr(check_topics, "configs_of", configs)
+    monkeypatch.setattr(check_topics.app.delivery, "stages", stages)
     found = Findings()
-    await check._changelogs({"in": 4, "in2": 4}, found)
+    await check_topics._changelogs({"in": 4, "in2": 4}, found)
     first, second = said(capsys).splitlines()
     assert first.split()[0] == mark
     assert words in first
@@ -120,12 +120,11 @@ async def test_a_topic_whose_configuration_is_refused_is_wrong_and_the_others_ar
         topic: SimpleNamespace(name=name, topic=topic, changelog=f"{name}-changelog")
         for topic, name in (("in", "s"), ("in2", "other"))
     }
-    monkeypatch.setattr(check.topics, "counts", there)
-    for module in ("app.commands.check", "app.delivery.probe"):
-        monkeypatch.setattr(f"{module}.admin", admin)
-    monkeypatch.setattr(check.app.delivery, "stages", stages)
+    monkeypatch.setattr(check_topics.topics, "counts", there)
+    monkeypatch.setattr("app.delivery.probe.admin", admin)
+    monkeypatch.setattr(check_topics.app.delivery, "stages", stages)
     found = Findings()
-    await check._changelogs({"in": 4, "in2": 4}, found)
+    await check_topics._changelogs({"in": 4, "in2": 4}, found)
     first, second = said(capsys).splitlines()
     assert first.split()[:2] == ["FAIL", "s-changelog:"]
     assert "Kafka refuses user" in first
@@ -139,10 +138,10 @@ async def test_a_refused_configuration_that_a_worker_needs_no_right_to_is_only_a
     async def refused(kafka: object, names: list[str]) -> dict[str, dict[str, str]]:
         raise TopicAuthorizationFailedError(names[0])
 
-    monkeypatch.setattr(check, "configs_of", refused)
-    rights = check.rights.acls(check.settings, "worker")
+    monkeypatch.setattr(check_topics, "configs_of", refused)
+    rights = check_topics.rights.acls(check_topics.settings, "worker")
     spared = next(each.name for each in rights if each.resource == "topic" and "DescribeConfigs" not in each.operations)
     found = Findings()
-    assert await check._configs([spared], found) == {}
+    assert await check_topics._configs([spared], found) == {}
     assert said(capsys).split()[:2] == ["warn", f"{spared}:"]
     assert found.wrong == 0
