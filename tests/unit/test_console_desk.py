@@ -1,6 +1,7 @@
 """The reviewers' desk: who sees what, and what becomes of decisions."""
 
 import asyncio
+import gc
 import json
 import time
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from aiokafka.errors import KafkaTimeoutError
 
 from app.delivery.partitions import partition_for
+from app.errors import HeadraceError
 from app.settings import load
 from app.web.announce import Worker
 from app.web.console.desk import CLAIM_S, SHARED_S, Desk
@@ -152,9 +154,32 @@ async def test_pages_that_wait_share_one_look_at_the_workers(monkeypatch: pytest
     await of.waiting("me")
     assert workers.asked == 4
     later = time.monotonic() + SHARED_S
-    monkeypatch.setattr("app.web.console.desk.time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr("app.web.console.looks.time", SimpleNamespace(monotonic=lambda: later))
     await of.waiting("me", max_age_s=SHARED_S)
     assert workers.asked == 5
+
+
+async def test_a_look_that_fails_when_its_page_has_gone_is_no_error_of_the_loop() -> None:
+    of, workers, _ = desk(a=[(1, "a")])
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    failing = asyncio.Event()
+
+    async def fails(*_: Any) -> Any:
+        await failing.wait()
+        raise HeadraceError("no worker is alive")
+
+    workers.ask_all = fails
+    gone = asyncio.ensure_future(of.waiting("me", max_age_s=SHARED_S))
+    await asyncio.sleep(0)
+    gone.cancel()
+    failing.set()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    await asyncio.sleep(0)
+    of._looks._looks.clear()
+    gc.collect()
+    assert told == []
 
 
 async def test_a_page_that_goes_leaves_its_look_to_the_others() -> None:

@@ -16,6 +16,7 @@ from app.web.console.app import shell
 from app.web.console.context import Console
 from app.web.console.desk import CLAIM_S, SETTLES_S, SHARED_S, Desk
 from app.web.console.guard import Guard
+from app.web.console.looks import Looks
 from app.web.console.pages.decisions import UNDO_KEPT
 from app.web.console.pages.review import FRESH_S, LOOKS_AGAIN_S, View
 from app.web.console.roles import allowed
@@ -292,7 +293,7 @@ async def test_what_comes_next_is_fetched_again_before_others_may_have_decided_i
         assert served.queue.asked == []
         view._fetched -= FRESH_S
         served.queue.ids = ["e0", "e2"]
-        served.console.desk._looks.clear()
+        served.console.desk._looks = Looks(SHARED_S)
         await view._look()
     assert [each.event_id for each in view.ahead] == ["e2"]
     assert FRESH_S + LOOKS_AGAIN_S + SHARED_S < SETTLES_S

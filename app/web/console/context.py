@@ -25,7 +25,7 @@ from app.web.console.attempts import Attempts
 from app.web.console.desk import Desk
 from app.web.console.sessions import Session, Sessions
 from app.web.console.snapshots import Snapshots
-from app.web.console.texts import Language, text
+from app.web.console.texts import Language, not_allowed, text
 from app.web.console.traces import Traces
 from app.web.follow import Follower
 from app.web.gateway.context import Gateway
@@ -184,6 +184,10 @@ class Visit:
     def query(self) -> dict[str, str]:
         """Parameters of the page's address."""
         return dict(self.request.query_params)
+
+    def not_allowed(self, role: Role) -> str:
+        """What to say to a viewer who doesn't have a role that is needed."""
+        return not_allowed(self.language, role)
 
     def may(self, role: Role) -> bool:
         """Whether the viewer may do what a role is needed for, at this moment."""

@@ -1,8 +1,6 @@
 """The reviewers' desk: what waits, who looks at what, and decisions on their way. One a console process."""
 
-import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,6 +9,7 @@ from agents.review import STAGE
 from app.delivery.partitions import partition_for
 from app.settings import Settings
 from app.web import tables
+from app.web.console.looks import Looks
 from app.web.workers import Heard, Workers, heard
 from app.web.writer import Writer
 from models.reviews import Decision
@@ -33,16 +32,6 @@ class Claim(msgspec.Struct, frozen=True):
     page: str
     until: float
     """time.monotonic"""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The workers were asked for reviews."""
-
-    begun: float
-    """time.monotonic"""
-    limit: int
-    answers: asyncio.Future[Heard]
 
 
 class Waiting(msgspec.Struct, kw_only=True):
@@ -74,8 +63,7 @@ class Desk:
         """By event."""
         self._decided: dict[str, float] = {}
         """Events decided here, and until when State may not know it yet."""
-        self._looks: dict[str, Look] = {}
-        """The latest of each task."""
+        self._looks = Looks(SHARED_S)
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
@@ -86,7 +74,7 @@ class Desk:
             session: whose page asks.
             task: only of this one; empty: of all.
             limit: how many.
-            max_age_s: what the workers said to another page is as good, if it isn't older.
+            max_age_s: what the workers said to another page is as good, if it isn't older; up to `SHARED_S`.
 
         Raises:
             Problem: 503, no worker is alive.
@@ -106,11 +94,8 @@ class Desk:
         )
 
     async def _ask(self, task: str, limit: int, max_age_s: float) -> Heard:
-        now, look = time.monotonic(), self._looks.get(task)
-        if look is None or now - look.begun >= max_age_s or look.limit < limit:
-            params = {"limit": str(limit), **({"task": task} if task else {})}
-            look = self._looks[task] = Look(now, limit, asyncio.ensure_future(self._heard(params)))
-        return await asyncio.shield(look.answers)  # a page that goes leaves it to the others
+        params = {"limit": str(limit), **({"task": task} if task else {})}
+        return await self._looks.look(task, lambda: self._heard(params), max_age_s, limit)
 
     async def _heard(self, params: dict[str, str]) -> Heard:
         return heard(await self._workers.ask_all("/reviews", params))

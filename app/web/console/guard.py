@@ -15,7 +15,7 @@ from app.web.console.login import LOGIN, Login, cookie_name, language_of, plain_
 from app.web.console.oidc_login import OIDC_PATHS, OidcLogin
 from app.web.console.pagelist import page_at
 from app.web.console.sessions import Session
-from app.web.console.texts import text
+from app.web.console.texts import not_allowed, text
 from app.web.writer import RETRY_AFTER_S
 
 __all__ = ["Guard"]
@@ -108,7 +108,7 @@ class Guard:
         page_there = page_at(path)
         if page_there is not None and not self._console.sessions.may(session, page_there.role):
             language = language_of(request)
-            said = text(language, "not_allowed", role=text(language, f"role_{page_there.role}"))
+            said = not_allowed(language, page_there.role)
             return plain_page(request, HTTPStatus.FORBIDDEN, f"<p>{said}</p>")
         return None
 

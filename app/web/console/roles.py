@@ -32,7 +32,7 @@ def allowed(role: Role) -> Callable[[Handler], Handler]:
             if visit is None or not visit.may(role):
                 if visit is not None:
                     log.warning("console: %s isn't allowed to %s", visit.session.user, handler.__qualname__)
-                    ui.notify(visit.t("not_allowed", role=role), type="negative")
+                    ui.notify(visit.not_allowed(role), type="negative")
                 return None
             try:
                 result = handler(*args, **kwargs)

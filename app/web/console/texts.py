@@ -7,7 +7,7 @@ from typing import Literal
 
 from app.web.console import texts_en, texts_zh
 
-__all__ = ["LANGUAGES", "TEXTS", "Language", "chosen", "text"]
+__all__ = ["LANGUAGES", "TEXTS", "Language", "chosen", "not_allowed", "text"]
 
 Language = Literal["en", "zh"]
 LANGUAGES: dict[Language, Literal["en-US", "zh-CN"]] = {"en": "en-US", "zh": "zh-CN"}
@@ -24,6 +24,11 @@ def text(language: Language, key: str, **values: object) -> str:
     """
     found = TEXTS[language][key]
     return found.format(**values) if values else found
+
+
+def not_allowed(language: Language, role: str) -> str:
+    """What to say to whoever lacks a role that is needed."""
+    return text(language, "not_allowed", role=text(language, f"role_{role}"))
 
 
 def chosen(cookie: str | None, accepted: str) -> Language:

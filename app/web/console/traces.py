@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 from app.web.announce import path_part
+from app.web.console.looks import Looks
 from app.web.workers import Heard, Workers, heard
 
 __all__ = ["Traces"]
@@ -13,15 +13,6 @@ LOOKS_PER_S = 2.0
 """Of all pages together that look again by themselves: each has every worker look up some keys and walk its open items."""
 SHARED_S = 0.9
 """Pages on one event look every second at most; what one was told is as good for the others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The workers were asked for an event."""
-
-    begun: float
-    """time.monotonic"""
-    answers: asyncio.Future[Heard]
 
 
 class Traces:
@@ -33,8 +24,7 @@ class Traces:
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
-        self._looks: dict[str, _Look] = {}
-        """The latest of each event."""
+        self._looks = Looks(SHARED_S)
         self._next = 0.0
         """When another page may look again; time.monotonic."""
 
@@ -44,13 +34,7 @@ class Traces:
         Raises:
             Problem: 503, no worker is alive.
         """
-        now = time.monotonic()
-        self._looks = {each: look for each, look in self._looks.items() if now - look.begun < SHARED_S}
-        look = self._looks.get(event_id)
-        if look is None:
-            look = self._looks[event_id] = _Look(now, asyncio.ensure_future(self._heard(event_id)))
-            look.answers.add_done_callback(_seen)
-        return await asyncio.shield(look.answers)  # a page that goes leaves it to the others
+        return await self._looks.look(event_id, lambda: self._heard(event_id), SHARED_S)
 
     async def look_again(self, event_id: str) -> Heard:
         """The same for a page that nobody has asked to look: it waits for its turn.
@@ -65,9 +49,3 @@ class Traces:
 
     async def _heard(self, event_id: str) -> Heard:
         return heard(await self._workers.ask_all(f"/trace/{path_part(event_id)}"))
-
-
-def _seen(answers: asyncio.Future[Heard]) -> None:
-    """Pages that asked may all be gone when it fails."""
-    if not answers.cancelled():
-        answers.exception()

@@ -141,7 +141,7 @@ class LetterPanel:
     async def _redrive(self, opened: Opened, edited: bytes | None) -> None:
         letter, t = opened.letter, self.t
         if not self._may_send(opened):
-            ui.notify(t("not_allowed", role="reviewer"), type="negative")
+            ui.notify(self.visit.not_allowed("reviewer"), type="negative")
             return
         question = (
             t("redrive_one", topic=letter.topic) + "\n" + (t("with_edit") if edited is not None else t("as_it_is"))
@@ -203,7 +203,7 @@ async def audited(
         BrokerError: the run failed, and the second record says so.
     """
     if not visit.may("operator"):
-        raise HeadraceError(visit.t("not_allowed", role="operator"))
+        raise HeadraceError(visit.not_allowed("operator"))
     await audit(visit, action, target, detail)
 
     async def tell(what: Mapping[str, object]) -> None:

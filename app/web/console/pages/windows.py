@@ -1,6 +1,6 @@
 """An entity's open windows: what is in them so far, step by step on a time line."""
 
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from nicegui import ui
@@ -8,36 +8,26 @@ from nicegui import ui
 from app.web.announce import path_part
 from app.web.console.context import Visit
 from app.web.console.parts import facts
-from app.web.workers import Silent, heard
+from app.web.workers import Heard, heard
 
-__all__ = ["Found", "show_windows", "windows_of"]
+__all__ = ["show_windows", "windows_of"]
 
 SHOWN_WINDOWS = 20
 DOT = "position: absolute; top: 4px; width: 8px; height: 8px; margin-left: -4px; border-radius: 50%"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What workers have."""
-
-    windows: list[dict[str, Any]]
-    """As `GET /windows/ENTITY` of a worker has them."""
-    silent: list[Silent]
-
-
-async def windows_of(visit: Visit, entity: str) -> Found:
-    """Asks all workers.
+async def windows_of(visit: Visit, entity: str) -> Heard:
+    """What `GET /windows/ENTITY` of all workers says.
 
     Raises:
         Problem: no worker is alive.
     """
-    answers = heard(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
-    return Found([window for _, body in answers.bodies for window in body["windows"]], answers.silent)
+    return heard(await visit.console.workers.ask_all(f"/windows/{path_part(entity)}"))
 
 
-def show_windows(visit: Visit, found: Found) -> None:
+def show_windows(visit: Visit, found: Heard) -> None:
     """Draws them by aggregate and time; of many the newest."""
-    windows = sorted(found.windows, key=lambda window: window["start_ms"])
+    windows = sorted((window for _, body in found.bodies for window in body["windows"]), key=itemgetter("start_ms"))
     if not windows and not found.silent:
         ui.label(visit.t("no_windows")).props("data-mark=no-windows")
     for window in sorted(windows[-SHOWN_WINDOWS:], key=lambda window: (window["aggregate"], window["start_ms"])):
