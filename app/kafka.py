@@ -22,6 +22,7 @@ from aiokafka.errors import (
 )
 
 from app.auto_create import make_no_topics
+from app.empty_cluster import wait_for_brokers
 from app.errors import BrokerError, HeadraceError
 from app.settings import KafkaSettings
 from app.tls_close import close_tls_at_once
@@ -66,6 +67,7 @@ def ssl_context(kafka: KafkaSettings) -> ssl.SSLContext | None:
 def client_kwargs(kafka: KafkaSettings) -> dict[str, Any]:
     """Arguments that every aiokafka client of ours takes: servers, security, request time limit."""
     make_no_topics()
+    wait_for_brokers()
     kwargs: dict[str, Any] = {
         "bootstrap_servers": _servers(kafka),
         "security_protocol": kafka.security_protocol,

@@ -299,6 +299,10 @@ class Delivery:
             return
         error = task.exception()
         assert error is not None
-        log.critical("%s died: %s; ending the worker", task.get_name(), error, exc_info=error)
+        self.end(task.get_name(), error)
+
+    def end(self, what: str, error: BaseException) -> None:
+        """Takes the worker down, with its reason."""
+        log.critical("%s died: %s; ending the worker", what, error, exc_info=error)
         crash = asyncio.ensure_future(self.app.crash(error))
         self._tasks.add(crash)

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -250,16 +250,28 @@ class Consumer(driver.Consumer):
             )  # fmt: skip
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        if self.delivery.restore is not None:
-            await self.delivery.restore.halt()
-        await self.delivery.close_lanes()
-        await super().on_partitions_revoked(revoked)
+        with self._ending_worker("the revocation of partitions"):
+            if self.delivery.restore is not None:
+                await self.delivery.restore.halt()
+            await self.delivery.close_lanes()
+            await super().on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        await self._thread.settle_in()
-        self.delivery.join(self)
-        await self.delivery.fence(assigned)
-        await super().on_partitions_assigned(assigned, generation_id)
+        with self._ending_worker("the assignment of partitions"):
+            await self._thread.settle_in()
+            self.delivery.join(self)
+            await self.delivery.fence(assigned)
+            await super().on_partitions_assigned(assigned, generation_id)
+
+    @contextlib.contextmanager
+    def _ending_worker(self, what: str) -> Iterator[None]:
+        """What this raises aiokafka only logs, and goes on as a member whose partitions nobody works on."""
+        try:
+            yield
+        except Exception as error:
+            if not (self.should_stop or self._thread.should_stop):
+                self.delivery.end(what, error)
+            raise
 
     async def perform_seek(self) -> None:
         """Called by Faust when restore is done: lanes know their positions from State now."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import NodeNotReadyError
 from pydantic import ValidationError
 
 from app.errors import BrokerError
@@ -93,3 +95,11 @@ async def test_error_names_the_user_and_never_the_password() -> None:
     said = str(await unreachable(settings, OSError("refused")))
     assert "SASL_SSL PLAIN as alice" in said
     assert "s3cret" not in said
+
+
+async def test_a_cluster_that_names_no_broker_is_waited_for_like_a_broker_that_is_not_ready() -> None:
+    client = AIOKafkaClient(**client_kwargs(kafka()))
+    with pytest.raises(NodeNotReadyError, match="no broker"):
+        await client.coordinator_lookup(1, "some-id")
+    await client.close()
+    assert NodeNotReadyError.retriable

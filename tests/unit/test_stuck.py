@@ -4,13 +4,14 @@ import asyncio
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
+from faust.types import TP
 from mode.utils.locks import Event
 
-from app.delivery.transport import ConsumerThread
+from app.delivery.transport import Consumer, ConsumerThread
 
 HUNG = """
 import io, sys
@@ -65,3 +66,32 @@ def test_a_hung_loop_ends_the_worker_with_tracebacks() -> None:
     assert done.returncode == 70
     assert "the event loop hung" in done.stderr
     assert "watch_loop" in done.stderr
+
+
+@pytest.mark.parametrize("stopping", ["", "worker", "thread"])
+@pytest.mark.parametrize("step", ["assigned", "revoked"])
+async def test_partitions_that_can_t_be_taken_up_or_given_back_end_the_worker(step: str, stopping: str) -> None:
+    async def fails(*_: object) -> None:
+        raise AssertionError("a bug of somebody's")
+
+    async def works() -> None: ...
+
+    ended: list[tuple[str, str]] = []
+    delivery = SimpleNamespace(
+        join=lambda consumer: None, fence=fails, close_lanes=fails, restore=SimpleNamespace(halt=works),
+        end=lambda what, error: ended.append((what, str(error))),
+    )  # fmt: skip
+    consumer = Consumer.__new__(Consumer)
+    consumer.app = cast("Any", SimpleNamespace(delivery=delivery))
+    consumer._thread = cast("Any", SimpleNamespace(settle_in=works, should_stop=stopping == "thread"))
+    consumer._stopped, consumer._crashed = Event(), Event()
+    if stopping == "worker":
+        consumer._stopped.set()
+    with pytest.raises(AssertionError, match="a bug"):
+        await (
+            consumer.on_partitions_assigned({TP("raw", 0)})
+            if step == "assigned"
+            else consumer.on_partitions_revoked(set())
+        )
+    what = "the assignment of partitions" if step == "assigned" else "the revocation of partitions"
+    assert ended == ([] if stopping else [(what, "a bug of somebody's")])
