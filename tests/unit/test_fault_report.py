@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from tests.fault.suite.__main__ import by_time
 from tests.fault.suite.faults import FAULTS
+from tests.fault.suite.outcome import Outcome
 from tests.fault.suite.report import KEPT, PAGE, rewritten
 
 OUTCOME = {
@@ -32,3 +34,22 @@ def test_runs_of_a_fault_are_added_up_with_the_worst_of_their_times() -> None:
     assert text.startswith("a <!--")
     assert text.endswith("--> z")
     assert "old" not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said", "repeated"),
+    [
+        ({}, {}, False),
+        ({"run": 1}, {"run": ["AssertionError: not within 90 s: results flow"]}, True),
+        (
+            {"run": 1},
+            {"run": ["AssertionError: not within 60 s: I5: progress on every partition after healing"]},
+            False,
+        ),
+        ({"run": 1, "lost": 2}, {"run": ["AssertionError: not within 90 s: results flow"]}, False),
+    ],
+)
+def test_only_what_a_busy_machine_can_make_wrong_is_repeated(
+    wrong: dict[str, int], said: dict[str, list[str]], repeated: bool
+) -> None:
+    assert by_time(Outcome("11", 1, right=not wrong, wrong=wrong, examples=said)) == repeated
