@@ -24,7 +24,7 @@ def record(key: str, value: bytes | None) -> Any:
 def test_a_key_is_stored_as_a_hash_and_found_by_its_token_only() -> None:
     token, key = new_key(["produce"], "shop", 1)
     stored = msgspec.json.encode(key)
-    assert token.split("_")[2].encode() not in stored
+    assert token.removeprefix(f"hr_{key.id}_").encode() not in stored
     assert key.sha256 == hashlib.sha256(token.encode()).hexdigest()
     ring = KeyRing()
     ring.apply(record(key.id, stored))
