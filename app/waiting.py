@@ -22,5 +22,7 @@ def poll(met: Callable[[], T], within_s: float, every_s: float = 0.1) -> T:
     """
     deadline = time.monotonic() + within_s
     while not (got := met()) and time.monotonic() < deadline:
-        time.sleep(every_s)  # the one place for it: another process can only be looked at
+        time.sleep(
+            every_s
+        )  # the one place for it: other processes, their files and ports send no event that could be awaited
     return got

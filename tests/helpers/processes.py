@@ -45,11 +45,8 @@ def wait_until(met: Callable[[], Any], seconds: float, what: str, every_s: float
 
 
 def rest(seconds: float) -> None:
-    """Lets a time pass that a schedule or a slow client asks for; where something can be seen, `wait_until` it is.
-
-    The one place for it. Faults are to fall anywhere into real work, so there is nothing to wait for.
-    """
-    time.sleep(seconds)
+    """Lets a time pass that a schedule or a slow client asks for; where something can be seen, `wait_until` it is."""
+    time.sleep(seconds)  # the one place for it: faults are to fall anywhere into real work, so nothing is waited for
 
 
 class Worker:

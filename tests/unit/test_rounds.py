@@ -87,6 +87,17 @@ async def stage(monkeypatch: pytest.MonkeyPatch, url: str, lane: Any = None, **c
         await made.tiers.stop()
 
 
+@asynccontextmanager
+async def asked_of(
+    monkeypatch: pytest.MonkeyPatch, fault: mf.Fault, **classify: Any
+) -> AsyncIterator[tuple[ms.ModelServer, Stage]]:
+    """A server that does nothing but this, and an event whose first round it has spoilt."""
+    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, **classify) as run:
+        server.always = fault
+        await run.put("hello")
+        yield server, run
+
+
 async def test_an_event_whose_answers_were_spoilt_by_chance_is_asked_again_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,9 +119,7 @@ async def test_an_event_whose_answers_were_spoilt_by_chance_is_asked_again_later
 async def test_a_text_that_no_model_can_answer_is_paid_for_in_two_rounds_and_then_a_person_decides(
     monkeypatch: pytest.MonkeyPatch, fault: mf.Fault, cause: str
 ) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url) as run:
-        server.always = fault
-        await run.put("hello")
+    async with asked_of(monkeypatch, fault) as (server, run):
         for _ in range(5):
             await run.later()
         (review,) = run.written
@@ -153,17 +162,13 @@ async def test_equal_texts_share_their_call_in_the_second_round_too(monkeypatch:
 async def test_what_asking_again_can_t_change_goes_to_a_person_at_once(
     monkeypatch: pytest.MonkeyPatch, fault: mf.Fault, cause: str
 ) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url) as run:
-        server.always = fault
-        await run.put("hello")
+    async with asked_of(monkeypatch, fault) as (server, run):
         (review,) = run.written
         assert (review["cause"], review["attempts"], review["rounds"]) == (cause, len(server.calls), 0)
 
 
 async def test_a_server_that_fails_is_asked_in_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, max_rounds=4) as run:
-        server.always = mf.status(500)
-        await run.put("hello")
+    async with asked_of(monkeypatch, mf.status(500), max_rounds=4) as (server, run):
         (kept,) = run.open
         assert 0.9 * RETRY_MS <= kept.due_ms - run.now_ms <= 1.1 * RETRY_MS
         for number in range(1, 4):
@@ -173,23 +178,17 @@ async def test_a_server_that_fails_is_asked_in_all_rounds(monkeypatch: pytest.Mo
 
 
 async def test_spoilt_answers_after_a_round_of_failures_end_with_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url) as run:
-        server.always = mf.status(500)
-        await run.put("hello")
+    async with asked_of(monkeypatch, mf.status(500)) as (server, run):
         server.always = SPOILT
         await run.later()
         assert [(row["cause"], row["rounds"]) for row in run.written] == [("no-answer", 2)]
 
 
 async def test_a_shorter_wait_than_half_a_minute_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, retry_s=5) as run:
-        server.always = SPOILT
-        await run.put("hello")
+    async with asked_of(monkeypatch, SPOILT, retry_s=5) as (_, run):
         assert [4500 <= item.due_ms - run.now_ms <= 5500 for item in run.open] == [True]
 
 
 async def test_where_one_round_is_all_there_is_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ms.ModelServer() as server, stage(monkeypatch, server.base_url, max_rounds=1) as run:
-        server.always = SPOILT
-        await run.put("hello")
+    async with asked_of(monkeypatch, SPOILT, max_rounds=1) as (_, run):
         assert [(row["cause"], row["attempts"], row["rounds"]) for row in run.written] == [("no-answer", A_ROUND, 1)]
