@@ -295,19 +295,19 @@ class Tiers:
         """Keeps an item in State until it is due for another round; a person decides when that has no hope or was the last.
 
         Providers that fail get `classify.max_rounds`. Where they answer, but not validly, it may be chance or the text: one
-        round more makes up for chance, and a text that no model can answer isn't paid for in all rounds. Rounds before count
-        whatever used them up, so that State needs no second count.
+        round more makes up for chance, and a text that no model can answer isn't paid for in all rounds.
         """
-        item, most = open_.item, self.settings.classify.max_rounds
+        item = open_.item
         if open_.done:
             return
         item.attempts += error.attempts
         item.tried = error.tried
         item.round += error.retryable
-        cause = "rounds-used"
+        cause, last = "rounds-used", not error.retryable or item.round >= self.settings.classify.max_rounds
         if isinstance(error, Unanswerable):
-            cause, most = error.cause, min(most, ROUNDS_OF_BAD_ANSWERS)
-        if not error.retryable or item.round >= most:
+            item.spoilt += error.retryable
+            cause, last = error.cause, last or item.spoilt >= ROUNDS_OF_BAD_ANSWERS
+        if last:
             self._items.review(open_, cause, 0, also)
             return
         item.due_ms = due_ms

@@ -31,6 +31,8 @@ class OpenItem(msgspec.Struct, kw_only=True):
     light_done: bool = False
     round: int = 0
     """How often the whole provider chain was used up on it."""
+    spoilt: int = 0
+    """In how many of these rounds providers answered, and none validly."""
     due_ms: int = 0
     """Not asked before; 0: at once."""
     attempts: int = 0
