@@ -121,8 +121,8 @@ class ClassifySettings(Section):
     retry_s: float = Field(
         300.0,
         gt=0,
-        description="How long an item waits in State after every provider allowed failed it. Less when one recovers; at most "
-        "30 s where they answered, but not validly.",
+        description="How long an item waits in State after every provider allowed failed it. Less when one recovers; about 30 s "
+        "at most where they answered, but not validly.",
     )
     max_rounds: int = Field(
         5, ge=1, le=100, description="Such rounds of an item, of invalid answers at most two; then a person decides."

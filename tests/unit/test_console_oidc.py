@@ -287,6 +287,16 @@ async def test_a_provider_that_is_down_makes_nobody_wait(provider: Provider) -> 
         assert session_of(console, await log_in(http)) is not None
 
 
+async def test_logins_that_can_t_begin_make_nobody_wait(provider: Provider) -> None:
+    app, console = console_of(provider)
+    async with at(app) as http:
+        issuer, provider.issuer = provider.issuer, "https://another.example"
+        for _ in range(console.settings.console.login_failures + 1):
+            assert (await http.get("/oidc/login")).status_code == 502
+        provider.issuer = issuer
+        assert session_of(console, await log_in(http)) is not None
+
+
 async def test_where_the_provider_lets_people_in_no_link_does(provider: Provider) -> None:
     app, console = console_of(provider)
     console.book.entries.clear()

@@ -181,7 +181,7 @@ async def _show_link(console: Console, say: Callable[[str], None]) -> None:
         return  # who set it shows it
     if console.link_open:
         say(f"no console users yet; this link lets one browser in as admin: {console.url}/?token={console.link_token}")
-    elif not console.book.entries and not console.settings.console.oidc.issuer:
+    elif console.nobody_logs_in:
         say(f"console at {console.url}; nobody can log in yet: headrace users add NAME --role admin")
     else:
         say(f"console at {console.url}")

@@ -101,10 +101,14 @@ class Console:
         return self.users.current
 
     @property
+    def nobody_logs_in(self) -> bool:
+        """There are no users, and no identity provider."""
+        return self.users_known and not self.book.entries and not self.settings.console.oidc.issuer
+
+    @property
     def link_open(self) -> bool:
         """Whether the link in the terminal lets somebody in: on loopback, as long as nobody else can get in, once."""
-        nobody = not self.book.entries and not self.settings.console.oidc.issuer
-        return self.loopback and self.users_known and nobody and not self.link_used
+        return self.loopback and self.nobody_logs_in and not self.link_used
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """What runs beside the pages."""

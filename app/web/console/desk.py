@@ -67,14 +67,14 @@ class Desk:
 
     # -- the queue -------------------------------------------------------------------------------------------------
 
-    async def waiting(self, session: str, *, task: str = "", limit: int = 20, max_age_s: float = 0.0) -> Waiting:
+    async def waiting(self, session: str, *, task: str = "", limit: int = 20, fresh: bool = True) -> Waiting:
         """The oldest reviews that nobody else looks at.
 
         Args:
             session: whose page asks.
             task: only of this one; empty: of all.
             limit: how many.
-            max_age_s: what the workers said to another page is as good, if it isn't older; up to `SHARED_S`.
+            fresh: else what the workers said to another page within `SHARED_S` is as good.
 
         Raises:
             Problem: 503, no worker is alive.
@@ -83,7 +83,7 @@ class Desk:
         self._claims = {event_id: claim for event_id, claim in self._claims.items() if claim.until > now}
         self._decided = {event_id: until for event_id, until in self._decided.items() if until > now}
         hidden = len(self._claims) + len(self._decided)
-        answers = await self._ask(task, min(tables.MAX_PAGE, limit + hidden), max_age_s)
+        answers = await self._ask(task, min(tables.MAX_PAGE, limit + hidden), fresh=fresh)
         good = [body for _, body in answers.bodies]
         rows = sorted((row for each in good for row in each["reviews"]), key=lambda row: int(row["at_ms"]))
         return Waiting(
@@ -93,9 +93,9 @@ class Desk:
             silent=[str(each) for each in answers.silent],
         )
 
-    async def _ask(self, task: str, limit: int, max_age_s: float) -> Heard:
+    async def _ask(self, task: str, limit: int, *, fresh: bool) -> Heard:
         params = {"limit": str(limit), **({"task": task} if task else {})}
-        return await self._looks.look(task, lambda: self._heard(params), max_age_s, limit)
+        return await self._looks.look(task, lambda: self._heard(params), size=limit, fresh=fresh)
 
     async def _heard(self, params: dict[str, str]) -> Heard:
         return heard(await self._workers.ask_all("/reviews", params))

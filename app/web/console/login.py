@@ -217,7 +217,7 @@ class Login:
             address = f"{oidc.public_url.rstrip('/')}{OIDC}login?{urlencode({'next': wanted})}"
             by = text(language, "log_in_by", provider=oidc.host)
             body += OTHER.format(address=html.escape(address), log_in_by=html.escape(by))
-        elif self._console.users_known and not self._console.book.entries:
+        elif self._console.nobody_logs_in:
             body += f"<p>{text(language, 'no_users')}</p><p><code>headrace users add NAME --role admin</code></p>"
         return plain_page(request, status, body, headers)
 

@@ -33,9 +33,9 @@ class Looks:
         self._looks: dict[str, _Look] = {}
 
     async def look(
-        self, subject: str, ask: Callable[[], Coroutine[Any, Any, Heard]], max_age_s: float, size: int = 0
+        self, subject: str, ask: Callable[[], Coroutine[Any, Any, Heard]], *, size: int = 0, fresh: bool = False
     ) -> Heard:
-        """What another look found that isn't older and not smaller, or what a new one finds.
+        """What a look that isn't over and not smaller found, or what a new one finds. Others may share a fresh one.
 
         Raises:
             Problem: as `ask`.
@@ -43,7 +43,7 @@ class Looks:
         now = time.monotonic()
         self._looks = {each: look for each, look in self._looks.items() if now - look.begun < self._keep_s}
         look = self._looks.get(subject)
-        if look is None or now - look.begun >= max_age_s or look.size < size:
+        if look is None or fresh or look.size < size:
             look = self._looks[subject] = _Look(now, size, asyncio.ensure_future(ask()))
             look.answers.add_done_callback(_seen)
         return await asyncio.shield(look.answers)  # a page that goes leaves it to the others

@@ -34,7 +34,7 @@ class Traces:
         Raises:
             Problem: 503, no worker is alive.
         """
-        return await self._looks.look(event_id, lambda: self._heard(event_id), SHARED_S)
+        return await self._looks.look(event_id, lambda: self._heard(event_id))
 
     async def look_again(self, event_id: str) -> Heard:
         """The same for a page that nobody has asked to look: it waits for its turn.

@@ -15,7 +15,7 @@ from app.logic.reviews import allowed as allowed_categories
 from app.settings import TaskSettings
 from app.settings_extract import why_wrong
 from app.web.console.context import Visit
-from app.web.console.desk import SHARED_S, Waiting
+from app.web.console.desk import Waiting
 from app.web.console.pages.decisions import NOTE_CHARS, Decisions
 from app.web.console.parts import FAILURES, facts, missing, why
 from app.web.console.roles import allowed
@@ -172,9 +172,9 @@ class View:
     async def _look(self) -> None:
         """Something may have come, or what comes next may have been decided by others."""
         if self.now is None or time.monotonic() - self._fetched > FRESH_S:
-            await self.refill(SHARED_S)
+            await self.refill(fresh=False)
 
-    async def refill(self, max_age_s: float = 0.0) -> None:
+    async def refill(self, *, fresh: bool = True) -> None:
         """Fetches what waits, and shows the oldest of it where nothing is shown."""
         if self._filling:
             return
@@ -182,18 +182,18 @@ class View:
         try:
             while chosen != self._chosen:
                 chosen = self._chosen
-                await self._fetch(max_age_s)
+                await self._fetch(fresh=fresh)
         finally:
             self._filling = False
         seen, self._seen = self._seen, (self.waiting, self.failed)
         if self.now is None and (self.ahead or self._seen != seen):
             self._next()
 
-    async def _fetch(self, max_age_s: float) -> None:
+    async def _fetch(self, *, fresh: bool) -> None:
         chosen, task = self._chosen, str(self.task.value or "")
         self._fetched = time.monotonic()
         try:
-            waiting = await self.desk.waiting(self.me, task=task, limit=AHEAD + len(self.later), max_age_s=max_age_s)
+            waiting = await self.desk.waiting(self.me, task=task, limit=AHEAD + len(self.later), fresh=fresh)
             rows = [msgspec.convert(row["review"], Review) for row in waiting.reviews]
         except FAILURES as error:
             self.failed = why(error)
@@ -204,8 +204,8 @@ class View:
         if not self.visit.may("reviewer"):
             self.now = None  # who only looks holds nothing: others may have decided it
         known = {self.now.event_id} if self.now else set()
-        fresh = [review for review in rows if review.event_id not in known | self.later]
-        self.ahead = fresh or [review for review in rows if review.event_id not in known]
+        new = [review for review in rows if review.event_id not in known | self.later]
+        self.ahead = new or [review for review in rows if review.event_id not in known]
 
     def _next(self) -> None:
         """Shows the next event that nobody else looks at."""
