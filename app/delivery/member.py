@@ -22,8 +22,11 @@ FILE = "member"
 
 
 def note_member(folder: Path, group: str, member: str) -> None:
-    """Writes down which member of the group this process is."""
-    (folder / FILE).write_text(f"{group}\n{member}\n", encoding="utf-8")
+    """Writes down which member of the group this process is. Nothing depends on it, so a full disk is no reason to fail."""
+    try:
+        (folder / FILE).write_text(f"{group}\n{member}\n", encoding="utf-8")
+    except OSError as error:
+        log.warning("a worker that follows in this data folder waits for the group's session to end: %s", error)
 
 
 def forget_member(folder: Path) -> None:

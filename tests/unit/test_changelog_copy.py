@@ -116,6 +116,14 @@ def test_progress_that_was_cut_off_is_over() -> None:
     assert not progress.running
 
 
+def test_an_assignment_doesn_t_fail_where_the_member_can_t_be_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "member").mkdir()  # as unwritable as on a full disk
+    note_member(tmp_path, "group", "member-1")
+    assert "waits for the group's session to end" in caplog.text
+
+
 def test_a_member_is_noted_and_forgotten(tmp_path: Path) -> None:
     note_member(tmp_path, "group", "member-1")
     assert (tmp_path / "member").read_text().split() == ["group", "member-1"]
